@@ -319,9 +319,9 @@ class Reason(StrEnum):
     )
     FORBIDDEN = (
         "Forbidden",
-        "The API server refuses a request of the operator for an object of the job.",
-        "Give the operator the permission, or repair the policy or the webhook in the message; the job then continues "
-        "without further action.",
+        "The API server refuses a request of the operator or of KubeRay for an object of the job.",
+        "Give the operator or KubeRay the permission, or repair the policy or the webhook in the message; the job then "
+        "continues without further action.",
     )
     NAME_TAKEN = (
         "NameTaken",

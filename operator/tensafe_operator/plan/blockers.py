@@ -11,12 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tensafe_api import fixes
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Status, WorkerCount
 from tensafe_operator import names
 from tensafe_operator.kinds import CORRECTED_KINDS
 from tensafe_operator.plan.conditions import JobState, stalled_status
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
+from tensafe_operator.plan.outdated import REFUSED, current_warnings
 
 POLL_SECONDS = 10.0
 """Polling interval for changes that no watch event reports."""
@@ -41,7 +43,12 @@ _UNKNOWN_FIELD = re.compile(r'unknown field "(?P<path>[^"]*)"')
 """How the API server reports a field that an object's CRD does not have."""
 _OF_AUTHOR = re.compile(r"\.(affinity|topologySpreadConstraints\b)")
 """The parts of a RayJob that its author writes without a schema."""
-_PODS_REFUSED = ("FailedToCreateHeadPod", "FailedToCreateWorkerPod")
+_FIXES_OF_FORBIDDEN = (
+    (re.compile('PriorityClass with name|RuntimeClass "'), fixes.CLASS),
+    (re.compile("(maximum|minimum) .{0,300} usage per |limit to request ratio per "), fixes.LIMIT_RANGE),
+)
+"""How the API server refuses a pod for a cause that no permission or policy fixes."""
+_ACCOUNT_MISSING = re.compile(r'serviceaccount "[^"]{1,300}" not found')
 _LONGEST = 400
 
 
@@ -66,9 +73,11 @@ def find_blocker(observed: Observed) -> Blocker | None:
     if not observed.kuberay:
         return Blocker(Reason.KUBERAY_MISSING, Reason.KUBERAY_MISSING.sentence)
     blocker = next(_blockers(observed), None)
-    if blocker is None or blocker.reason is not Reason.SECRET_MISSING:
-        return blocker
-    return replace(blocker, fix=_fix_of_own_object(observed, blocker.message))
+    if blocker is not None and blocker.reason is Reason.SECRET_MISSING:
+        return replace(blocker, fix=_fix_of_own_object(observed, blocker.message))
+    if blocker is not None and blocker.reason is Reason.FORBIDDEN:
+        return replace(blocker, fix=_fix_of_refusal(observed, blocker.message))
+    return blocker
 
 
 def starting_state(observed: Observed, phase: Phase) -> JobState:
@@ -130,20 +139,25 @@ def _fix_of_own_object(observed: Observed, message: str) -> str:
     """
     metadata = observed.job["metadata"]
     if f'"{names.key_prefix(metadata["name"], metadata["uid"])}' in message:
-        return "This Secret had the key of the job and cannot be restored. Create a new job."
+        return fixes.JOB_KEY
     if any(f'"{ray_job["metadata"]["name"]}-' in message for ray_job in observed.ray_jobs):
-        return (
-            "The operator created this object for the attempt. Suspend the job, and set spec.suspend to false when it "
-            "is Suspended: the next attempt gets a new one."
-        )
+        return fixes.OBJECT_OF_ATTEMPT
     return ""
 
 
+def _fix_of_refusal(observed: Observed, message: str) -> str:
+    """Return what a user can do where the API server refuses a pod for what it names or requests. Empty for other
+    causes.
+    """
+    if _ACCOUNT_MISSING.search(message):
+        own = not (observed.job["spec"].get("cluster") or {}).get("serviceAccountName")
+        return fixes.OBJECT_OF_ATTEMPT if own else fixes.SERVICE_ACCOUNT
+    return next((fix for pattern, fix in _FIXES_OF_FORBIDDEN if pattern.search(message)), "")
+
+
 def _blockers(observed: Observed) -> Iterator[Blocker]:
-    started = {pod["metadata"]["name"] for pod in observed.pods if (pod.get("status") or {}).get("phase") != "Pending"}
-    for warning in observed.warnings:
-        if warning.kind != "Pod" or warning.name not in started:  # a pod that has started has what it waited for
-            yield from _blockers_of_warning(warning)
+    for warning in current_warnings(observed):
+        yield from _blockers_of_warning(warning)
     for pod in observed.pods:
         yield from _blockers_of_pod(pod)
 
@@ -161,7 +175,7 @@ def _blockers_of_warning(warning: ClusterWarning) -> Iterator[Blocker]:
         yield Blocker(Reason.QUOTA_EXCEEDED, message)
     elif warning.reason == Reason.NAME_TAKEN:
         yield Blocker(Reason.NAME_TAKEN, message)
-    elif warning.reason == Reason.FORBIDDEN or warning.reason in _PODS_REFUSED:
+    elif warning.reason == Reason.FORBIDDEN or warning.reason in REFUSED:
         yield Blocker(Reason.FORBIDDEN, message)
 
 

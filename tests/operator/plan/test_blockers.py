@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from e2e.platform.fixtures.fake_cluster import FakeCluster, condition, running_job, started_job
-from tensafe_api.reasons import Reason
-from tensafe_operator.plan.blockers import count_ready_workers, find_blocker
+from tensafe_api.reasons import Phase, Reason
+from tensafe_operator.plan.blockers import count_ready_workers, find_blocker, starting_state
 from tensafe_operator.plan.observed import ClusterWarning, Observed
 
 
@@ -201,8 +201,28 @@ def test_missing_object_of_the_operator_has_a_fix_that_a_user_can_follow(object_
     assert object_ in stalled["message"] and fix in stalled["message"]
 
 
+@pytest.mark.parametrize(
+    ("account", "cause", "fix"),
+    [
+        ("trainer", 'serviceaccount "trainer" not found', "Create this service account in the job's namespace"),
+        (None, 'serviceaccount "claims-triage-1a2b" not found', "the next attempt gets a new one."),
+        ("trainer", "no PriorityClass with name batch was found", "correct spec.cluster"),
+        ("trainer", 'pod rejected: RuntimeClass "gvisor" not found', "correct spec.cluster"),
+        ("trainer", "maximum memory usage per Container is 4Gi, but limit is 8Gi", "Change the LimitRange"),
+        ("trainer", "denied by policy", "repair the policy or the webhook in the message"),
+    ],
+)
+def test_refused_pod_has_the_fix_of_its_cause(account: str | None, cause: str, fix: str) -> None:
+    """As KubeRay reports what the API server's admission answers."""
+    job = FakeCluster.with_job(spec__cluster__serviceAccountName=account).job
+    warning = ClusterWarning("RayCluster", "a1", "FailedToCreateWorkerPod", f"pods is forbidden: {cause}")
+    state = starting_state(Observed(job, warnings=(warning,)), Phase.STARTING)
+    assert state.reason is Reason.FORBIDDEN
+    assert cause in state.message and fix in state.message
+
+
 def test_event_of_a_megabyte_is_searched_in_a_moment() -> None:
     """It took minutes, in which the operator of all namespaces did nothing else and lost its Lease."""
-    for text in ("find key " * 140_000, 'secret "' * 150_000):
+    for text in ("find key " * 140_000, 'secret "' * 150_000, "maximum " * 125_000, 'serviceaccount "' * 60_000):
         found = find_blocker(observe(warnings=(ClusterWarning("Pod", "w-1", "FailedMount", text),)))
         assert found is None

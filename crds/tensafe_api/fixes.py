@@ -1,0 +1,26 @@
+"""Fixes for causes that need another action than their reason's own fix.
+
+The operator ends a message with one of these, and the kubectl plugin finds it there.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+JOB_KEY: Final = "This Secret had the key of the job and cannot be restored. Create a new job."
+OBJECT_OF_ATTEMPT: Final = (
+    "The operator created this object for the attempt. Suspend the job, and set spec.suspend to false when it "
+    "is Suspended: the next attempt gets a new one."
+)
+SERVICE_ACCOUNT: Final = (
+    "Create this service account in the job's namespace; the job then continues without further action."
+)
+CLASS: Final = (
+    "Create this class; the job then continues without further action. Or suspend the job, correct spec.cluster, and "
+    "set spec.suspend to false."
+)
+LIMIT_RANGE: Final = (
+    "Change the LimitRange of the namespace; the job then continues without further action. Or suspend the job, change "
+    "cluster.worker and cluster.head, and set spec.suspend to false."
+)
+OWN_FIXES: Final = (JOB_KEY, OBJECT_OF_ATTEMPT, SERVICE_ACCOUNT, CLASS, LIMIT_RANGE)

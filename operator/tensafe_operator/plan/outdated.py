@@ -1,0 +1,83 @@
+"""Outdated: leave out warnings whose cause is over.
+
+The last warning about an object stays known for as long as the object, and the API server keeps an Event for an hour.
+After a user has fixed its cause, a warning would report a problem that is over, and hide what the job waits for now.
+KubeRay reports no success, so what it has created since shows it.
+"""
+
+from __future__ import annotations
+
+from tensafe_operator import names
+from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
+
+REFUSED = ("FailedToCreateHeadPod", "FailedToCreateWorkerPod", "FailedToCreateRayCluster", "FailedToCreateService")
+"""Reasons of KubeRay's Events about objects that the API server refuses to create."""
+
+
+def current_warnings(observed: Observed) -> list[ClusterWarning]:
+    """Return the warnings about what may still keep the open attempt from running."""
+    return [warning for warning in observed.warnings if not _is_outdated(observed, warning)]
+
+
+def _is_outdated(observed: Observed, warning: ClusterWarning) -> bool:
+    if warning.kind == "Pod":  # a pod that has started has what it waited for
+        return any(pod["metadata"]["name"] == warning.name and not _is_pending(pod) for pod in observed.pods)
+    if warning.kind not in ("RayJob", "RayCluster"):
+        return False
+    return _is_of_another_cluster(observed, warning) or _is_created(observed, warning)
+
+
+def _is_of_another_cluster(observed: Observed, warning: ClusterWarning) -> bool:
+    """Whether the object belongs to an attempt that has ended, or is a RayCluster that was replaced after a time in a
+    queue.
+    """
+    ended = [each for each in _attempts(observed) if each.get("endTime")]
+    if any(warning.name in (each.get("rayJobName"), each.get("rayClusterName")) for each in ended):
+        return True
+    clusters = {(each.get("status") or {}).get("rayClusterName") for each in observed.ray_jobs} - {None, ""}
+    return warning.kind == "RayCluster" and bool(clusters) and warning.name not in clusters
+
+
+def _is_created(observed: Observed, warning: ClusterWarning) -> bool:
+    """Whether KubeRay has created what the warning is about. It creates the Service of a RayCluster before the pods,
+    and that of a RayJob before it submits the job.
+    """
+    pods = _pods_of_open_attempt(observed)
+    workers = sum(1 for pod in pods if pod["metadata"]["labels"].get(names.RAY_NODE_TYPE) == "worker")
+    wanted = int(observed.job["spec"]["cluster"]["workers"])
+    match warning.kind, warning.reason:
+        case _, "FailedToCreateHeadPod":
+            return len(pods) > workers
+        case _, "FailedToCreateWorkerPod":
+            return workers >= wanted
+        case "RayJob", "FailedToCreateService":
+            return any(is_submitted(each) for each in observed.ray_jobs if each["metadata"]["name"] == warning.name)
+        case _, "FailedToCreateRayCluster" | "FailedToCreateService":
+            return bool(pods)
+    return False
+
+
+def is_submitted(ray_job: Object) -> bool:
+    """Return whether KubeRay has submitted the job to Ray: from then on it reports Ray's status of the job."""
+    status = ray_job.get("status") or {}
+    return bool(status.get("jobStatus") or (status.get("rayJobInfo") or {}).get("startTime"))
+
+
+def _pods_of_open_attempt(observed: Observed) -> list[Object]:
+    """The pods of the attempt that is open. Those that are being deleted or have ended are replaced by others."""
+    numbers = {each["number"] for each in _attempts(observed) if not each.get("endTime")}
+    return [
+        pod
+        for pod in observed.pods
+        if names.attempt_of(pod) in numbers
+        and not pod["metadata"].get("deletionTimestamp")
+        and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+    ]
+
+
+def _attempts(observed: Observed) -> list[Object]:
+    return list((observed.job.get("status") or {}).get("attempts") or ())
+
+
+def _is_pending(pod: Object) -> bool:
+    return (pod.get("status") or {}).get("phase") == "Pending"
