@@ -264,6 +264,12 @@ class Reason(StrEnum):
         "Install KubeRay 1.6 or newer, and let it watch the job's namespace; the job then continues without further "
         "action.",
     )
+    NOT_SUBMITTED = (
+        "NotSubmitted",
+        "The head of an attempt is ready, but KubeRay has not submitted the job to it.",
+        "Let KubeRay's operator run, and set the chart's values kuberayNamespace and jobs.networkPolicy.kuberayPods to "
+        "its namespace and its labels; the job then continues without further action.",
+    )
     PROFILE_MISSING = (
         "ProfileMissing",
         "The TenSafeClusterProfile that cluster.profileRef names does not exist, or the operator may not read it.",

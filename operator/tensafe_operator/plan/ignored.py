@@ -1,34 +1,54 @@
-"""Ignored: find the RayJob with which KubeRay does nothing.
+"""Ignored: find the RayJob with which KubeRay does nothing, although the next step is KubeRay's.
 
-Its kind may be installed although KubeRay's operator does not run, or watches other namespaces. A new RayJob then gets
-no status, and one that is deleted keeps its finalizer. Otherwise nothing would explain why the job waits.
+Its kind may be installed although KubeRay's operator does not run, watches other namespaces, or cannot reach the head.
+A RayJob then stays in the state that it has. Otherwise nothing would explain why the job waits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 from tensafe_api.reasons import ConditionType, Reason
 from tensafe_api.resources.status import Status
 from tensafe_api.timestamps import parse_time
+from tensafe_operator import names
 from tensafe_operator.plan.attempts import is_queued
 from tensafe_operator.plan.blockers import Blocker, blocked_state
 from tensafe_operator.plan.conditions import JobState, set_conditions
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.observed import Object
+from tensafe_operator.plan.outdated import is_submitted
+from tensafe_operator.plan.parsing import is_terminal
 
 IGNORED_SECONDS = 120
-"""For how long KubeRay may do nothing with a RayJob that is new or is being deleted."""
+"""For how long KubeRay may do nothing with a RayJob."""
+_UNSUBMITTED = "is not submitted"
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """A wait for KubeRay.
+
+    Attributes:
+        what: what KubeRay has not done with the RayJob.
+        since: since when, in seconds since the epoch; 0: since the last change of the job's conditions.
+    """
+
+    what: str
+    since: float = 0.0
 
 
 def unless_ignored(draft: Draft, state: JobState) -> JobState:
     """Return `state`, or that of a job that waits because KubeRay does nothing with one of its RayJobs.
 
-    The times of a RayJob are those of the API server's clock. A change of the job's conditions, by the operator's own
-    clock, starts the wait again, so that clocks that differ stall no job that starts.
+    The times of a RayJob and its pods are those of other clocks. A change of the job's conditions, by the operator's
+    own clock, starts the wait again, so that clocks that differ stall no job that starts.
     """
     for ray_job in draft.observed.ray_jobs:
-        since = _waits_since(ray_job)
-        if since is not None and has_waited(draft, state, since, IGNORED_SECONDS):
-            return blocked_state(_ignored(ray_job), state.phase)
+        wait = _wait_for_kuberay(draft, ray_job)
+        if wait is not None and has_waited(draft, state, wait.since, IGNORED_SECONDS):
+            return blocked_state(_ignored(ray_job, wait.what), state.phase)
     return state
 
 
@@ -44,21 +64,60 @@ def has_waited(draft: Draft, state: JobState, since: float, seconds: float) -> b
     return draft.now >= end
 
 
-def _ignored(ray_job: Object) -> Blocker:
-    found = "keeps its finalizer" if "deletionTimestamp" in ray_job["metadata"] else "has no status"
-    message = f"RayJob {ray_job['metadata']['name']} {found} after {IGNORED_SECONDS} s"
+def _ignored(ray_job: Object, what: str) -> Blocker:
+    message = f"RayJob {ray_job['metadata']['name']} {what} after {IGNORED_SECONDS} s"
+    if what == _UNSUBMITTED:
+        cause = "KubeRay cannot reach port 8265 of its head, or KubeRay's operator does not run"
+        return Blocker(Reason.NOT_SUBMITTED, f"{message}, because {cause}")
     cause = "KubeRay's operator does not run, or does not watch this namespace"
     return Blocker(Reason.KUBERAY_MISSING, f"{message}, because {cause}")
 
 
-def _waits_since(ray_job: Object) -> float | None:
-    """Since when a RayJob waits for KubeRay, in seconds since the epoch; None where it does not."""
-    metadata = ray_job["metadata"]
-    deletion = parse_time(metadata.get("deletionTimestamp"))
-    if deletion is not None or is_queued(ray_job):
-        return deletion
-    is_new = not (ray_job.get("status") or {}).get("jobDeploymentStatus")
-    return parse_time(metadata.get("creationTimestamp")) if is_new else None
+def _wait_for_kuberay(draft: Draft, ray_job: Object) -> _Wait | None:
+    """What KubeRay has to do next with a RayJob; None where the next step is that of another component."""
+    metadata, status = ray_job["metadata"], ray_job.get("status") or {}
+    if metadata.get("deletionTimestamp"):
+        return _Wait("keeps its finalizer", parse_time(metadata["deletionTimestamp"]) or 0.0)
+    pods = _pods_of(draft, ray_job)
+    stopping = any(pod["metadata"].get("deletionTimestamp") for pod in pods)
+    if is_terminal(ray_job):
+        kept = stopping or not pods or draft.observed.job["spec"].get("podsTTLSeconds")
+        return None if kept else _Wait("has ended and still has its pods", _end_of_attempt(draft.status, ray_job))
+    state = status.get("jobDeploymentStatus")
+    if is_queued(ray_job):
+        return None
+    if not state:
+        return _Wait("has no status", parse_time(metadata.get("creationTimestamp")) or 0.0)
+    if state not in ("Initializing", "Running"):
+        return None if stopping else _Wait(f"is still {state}")
+    if is_submitted(ray_job):
+        return None
+    if not pods:
+        return _Wait("has no pods", parse_time(status.get("startTime")) or 0.0)
+    ready_since = _head_ready_since(pods)
+    return None if ready_since is None or state != "Running" else _Wait(_UNSUBMITTED, ready_since)
+
+
+def _pods_of(draft: Draft, ray_job: Object) -> list[Object]:
+    """The pods of a RayJob that have not ended."""
+    number = names.attempt_named(draft.observed.job["metadata"]["name"], ray_job["metadata"]["name"])
+    own = [pod for pod in draft.observed.pods if names.attempt_of(pod) == number]
+    return [pod for pod in own if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
+
+
+def _head_ready_since(pods: Iterable[Object]) -> float | None:
+    """Since when the head is ready, in seconds since the epoch; None where it is not."""
+    for pod in pods:
+        if pod["metadata"]["labels"].get(names.RAY_NODE_TYPE) == "head":
+            for condition in (pod.get("status") or {}).get("conditions") or ():
+                if (condition.get("type"), condition.get("status")) == ("Ready", "True"):
+                    return parse_time(condition.get("lastTransitionTime")) or 0.0
+    return None
+
+
+def _end_of_attempt(status: Status, ray_job: Object) -> float:
+    name = ray_job["metadata"]["name"]
+    return max((parse_time(each.end_time) or 0.0 for each in status.attempts if each.ray_job_name == name), default=0.0)
 
 
 def _last_change(status: Status) -> float:

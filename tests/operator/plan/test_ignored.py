@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
+from e2e.platform.fakes import statuses
 from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, running_job, started_job
 from tensafe_api.timestamps import format_time
 from tensafe_operator.plan.ignored import IGNORED_SECONDS
+
+NAME, CLUSTER = "claims-triage-a1", "claims-triage-a1-x"
 
 
 def stalled(cluster: FakeCluster) -> tuple[str, str]:
@@ -28,10 +35,85 @@ def test_new_ray_job_without_a_status_stalls_the_job_until_kuberay_answers() -> 
     cluster.now += 3600
     operator.settle()
     assert stalled(cluster) == ("True", "KubeRayMissing"), "the report stays"
-    cluster.ray_jobs["claims-triage-a1"]["status"] = {"jobDeploymentStatus": "Initializing"}
+    cluster.ray_jobs["claims-triage-a1"]["status"] = statuses.initializing(CLUSTER, format_time(cluster.now))
     operator.settle()
     assert stalled(cluster) == ("False", "NotBlocked")
     assert len(cluster.status["attempts"]) == 1
+
+
+def without_pods(cluster: FakeCluster) -> None:
+    """KubeRay has accepted the RayJob and created nothing."""
+    cluster.ray_jobs[NAME]["status"] = statuses.initializing(CLUSTER, format_time(cluster.now))
+
+
+def admitted(cluster: FakeCluster) -> None:
+    """Kueue has admitted the RayJob."""
+    cluster.ray_jobs[NAME]["status"] = {"jobDeploymentStatus": "Suspended"}
+
+
+def unsubmitted(cluster: FakeCluster) -> None:
+    """KubeRay has seen that all pods are ready."""
+    cluster.start_pods()
+    cluster.ray_jobs[NAME]["status"] = statuses.running(CLUSTER)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "text"),
+    [
+        (without_pods, "KubeRayMissing", f"RayJob {NAME} has no pods after 120 s"),
+        (admitted, "KubeRayMissing", f"RayJob {NAME} is still Suspended after 120 s"),
+        (unsubmitted, "NotSubmitted", f"RayJob {NAME} is not submitted after 120 s, because KubeRay cannot reach port"),
+    ],
+)
+def test_ray_job_that_stays_in_a_state_stalls_the_job_until_kuberay_continues(
+    change: Callable[[FakeCluster], None], reason: str, text: str
+) -> None:
+    cluster, operator = started_job()
+    change(cluster)
+    operator.settle()
+    assert stalled(cluster) == ("False", "NotBlocked")
+    assert operator.wake == cluster.now + IGNORED_SECONDS
+    cluster.now += IGNORED_SECONDS
+    operator.settle()
+    assert stalled(cluster) == ("True", reason)
+    assert text in condition(cluster, "Stalled")["message"]
+    cluster.start_pods()
+    cluster.ray_jobs[NAME]["status"] = {**statuses.running(CLUSTER), "jobStatus": "PENDING"}
+    operator.settle()
+    assert (cluster.status["phase"], stalled(cluster)) == ("Starting", ("False", "NotBlocked"))
+
+
+@pytest.mark.parametrize("change", [admitted, unsubmitted])
+def test_pods_that_start_or_stop_are_no_wait_for_kuberay(change: Callable[[FakeCluster], None]) -> None:
+    """The kubelet has to act next: pods of an evicted RayJob terminate, or the head is not ready."""
+    cluster, operator = started_job()
+    cluster.start_pods()
+    change(cluster)
+    for pod in cluster.pods.values():
+        pod["metadata"]["deletionTimestamp"] = format_time(cluster.now + 240)
+        pod["status"]["conditions"] = []
+    operator.settle()
+    cluster.now += IGNORED_SECONDS
+    operator.settle()
+    assert stalled(cluster) == ("False", "NotBlocked")
+
+
+def test_next_attempt_names_the_ray_job_that_has_ended_and_still_has_its_pods() -> None:
+    cluster, operator = running_job()
+    cluster.end_ray_job("FAILED")
+    for pod in cluster.pods.values():
+        del pod["metadata"]["deletionTimestamp"]
+    operator.settle()
+    cluster.now += IGNORED_SECONDS - 1
+    operator.settle()
+    assert stalled(cluster) == ("False", "NotBlocked")
+    cluster.now += 1
+    operator.settle()
+    assert stalled(cluster) == ("True", "KubeRayMissing")
+    assert f"RayJob {NAME} has ended and still has its pods after 120 s" in condition(cluster, "Stalled")["message"]
+    cluster.pods.clear()
+    operator.settle()
+    assert cluster.created[-1] == "claims-triage-a2"
 
 
 def test_ray_job_in_a_queue_is_not_ignored() -> None:
