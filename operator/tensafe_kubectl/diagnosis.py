@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tensafe_api.fixes import OWN_FIXES
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.job import KIND
 from tensafe_api.timestamps import parse_time
@@ -31,17 +32,26 @@ _FIX_OF_QUEUED = (
     "Wait, or free room in the queue that spec.cluster.queueName names: `kubectl get localqueues,clusterqueues` shows "
     "how full the queues are."
 )
+_FIX_OF_NO_WORKLOAD = (
+    "Check that Kueue runs, and that its configuration has the integration ray.io/rayjob for this namespace. Or "
+    "suspend the job, remove spec.cluster.queueName, and set spec.suspend to false."
+)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What was read about a job. None: it does not exist, or the caller may not read it."""
+    """What was read about a job. None: it does not exist, or the caller may not read it.
+
+    Attributes:
+        no_workload: whether Kueue has no Workload for the RayJob that waits in a queue.
+    """
 
     job: Object
     pods: Sequence[Object] | None = None
     warnings: Sequence[Object] | None = None
     ray_job: Object | None = None
     workload: Object | None = None
+    no_workload: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,11 @@ def _state(seen: Seen, now: float) -> Diagnosis:
         return Diagnosis("NotSeen", "No operator has seen this job.", _FIX_OF_NOT_SEEN, by_operator=False)
     word, message = screen.state_of(job)
     if phase == Phase.QUEUED:
-        return Diagnosis(word, message or Reason.QUEUED.sentence, _FIX_OF_QUEUED)
+        waits, queued = message or Reason.QUEUED.sentence, parse_time(part(seen.ray_job, "metadata.creationTimestamp"))
+        if seen.no_workload and seen.ray_job is not None and now - (queued or now) >= PATIENCE_SECONDS:
+            what = f"{waits} Kueue has no Workload for RayJob {seen.ray_job['metadata']['name']}."
+            return Diagnosis(word, what, _FIX_OF_NO_WORKLOAD, by_operator=False)
+        return Diagnosis(word, waits, _FIX_OF_QUEUED)
     if (
         not screen.is_blocked(job)
         and phase in (Phase.PENDING, Phase.STARTING)
@@ -92,9 +106,10 @@ def _state(seen: Seen, now: float) -> Diagnosis:
         name = job["metadata"]["name"]
         return Diagnosis(word, message or reason.sentence, f"{reason.fix} `kubectl tensafe resume {name}` does this.")
     # The message of a blocked job ends with the fix, which is shown by itself.
-    detail = message.removesuffix(reason.fix).rstrip(" :") if reason.fix else message
+    fix = next((own for own in OWN_FIXES if message.endswith(own)), reason.fix)
+    detail = message.removesuffix(fix).rstrip(" :") if fix else message
     what = detail if reason.sentence in detail else f"{reason.sentence} {detail}".rstrip()
-    return Diagnosis(word, what, reason.fix)
+    return Diagnosis(word, what, fix)
 
 
 def _blocker(seen: Seen) -> Diagnosis | None:
@@ -110,14 +125,19 @@ def _blocker(seen: Seen) -> Diagnosis | None:
             str(event.get("reason")),
             str(event.get("message") or ""),
         )
-        for event in seen.warnings or ()
+        for event in _of_others(seen)
     )
-    found = find_blocker(Observed(seen.job, pods=tuple(seen.pods or ()), warnings=tuple(warnings)))
+    ray_jobs = () if seen.ray_job is None else (seen.ray_job,)
+    found = find_blocker(Observed(seen.job, None, ray_jobs, tuple(seen.pods or ()), tuple(warnings)))
     if found is None:
         return None
-    return Diagnosis(
-        found.reason.value, f"{found.reason.sentence} {found.message}", found.reason.fix, by_operator=False
-    )
+    what, fix = f"{found.reason.sentence} {found.message}", found.fix or found.reason.fix
+    return Diagnosis(found.reason.value, what, fix, by_operator=False)
+
+
+def _of_others(seen: Seen) -> list[Object]:
+    """The Events of pods, RayJobs and RayClusters. Those of the job itself repeat its status, or an earlier one."""
+    return [event for event in seen.warnings or () if part(event, "involvedObject.kind") != KIND]
 
 
 def _evidence(seen: Seen, now: float) -> Iterator[str]:
@@ -135,9 +155,7 @@ def _evidence(seen: Seen, now: float) -> Iterator[str]:
         stepped = parse_time(part(job, "status.progress.lastUpdateTime"))
         if stepped is not None and now - stepped > _QUIET_SECONDS:
             yield f"The last step was done {(now - stepped) / 60:.0f} minutes ago."
-    # An Event of the job itself repeats its status.
-    others = [event for event in seen.warnings or () if part(event, "involvedObject.kind") != KIND]
-    for event in others[-_WARNINGS:]:
+    for event in _of_others(seen)[-_WARNINGS:]:
         about = event.get("involvedObject") or {}
         yield f"Event {event.get('reason')} of {about.get('kind')} {about.get('name')}: {event.get('message')}"
 

@@ -65,12 +65,13 @@ def _explain(arguments: argparse.Namespace) -> int:
 def _look(api: Api, job: Object, notes: Notes) -> Seen:
     pods = notes.try_to(lambda: read_pods(api, job))
     ray_job = notes.try_to(lambda: read_ray_job(api, job))
-    workload = None
+    workload, no_workload = None, False
     if ray_job is not None and screen.phase_of(job) == Phase.QUEUED:
-        queued = ray_job
+        queued, known = ray_job, len(notes.sentences)
         workload = notes.try_to(lambda: read_workload(api, queued))
+        no_workload = workload is None and len(notes.sentences) == known
     warnings = notes.try_to(lambda: read_warnings(api, job, pods or ()))
-    return Seen(job, pods, warnings, ray_job, workload)
+    return Seen(job, pods, warnings, ray_job, workload, no_workload)
 
 
 def _show(options: Options, job: Object, found: Diagnosis, notes: Notes) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from e2e.platform.fixtures.plugin_team import status_of
+from tensafe_api.fixes import OWN_FIXES
 from tensafe_api.reasons import Phase, Reason
+from tensafe_api.resources.status import Attempt
 from tensafe_kubectl.diagnosis import PATIENCE_SECONDS, Seen, diagnose
 
 NOW = 1_800_000_000.0
@@ -36,6 +38,41 @@ def test_fix_in_a_message_is_not_shown_twice(reason: Reason) -> None:
     found = diagnose(Seen(job_with(status_of(Phase.STARTING, reason, message, stalled=True))), NOW)
     assert found.what == f"{reason.sentence} pod x: something is wrong"
     assert found.fix == reason.fix
+
+
+@pytest.mark.parametrize("fix", OWN_FIXES)
+def test_fix_of_a_cause_takes_the_place_of_the_reasons_own(fix: str) -> None:
+    message = f"pod x: something is wrong: {fix}"
+    found = diagnose(Seen(job_with(status_of(Phase.STARTING, Reason.FORBIDDEN, message, stalled=True))), NOW)
+    assert found.what == f"{Reason.FORBIDDEN.sentence} pod x: something is wrong"
+    assert found.fix == fix
+
+
+def test_event_of_the_job_that_reports_an_earlier_problem_is_not_repeated() -> None:
+    """The API server keeps it for an hour, and the operator has written since that nothing blocks the job."""
+    about = {"kind": "TenSafeTrainingJob", "name": "triage", "uid": "1"}
+    event = {"involvedObject": about, "reason": "Forbidden", "message": "not allowed"}
+    found = diagnose(Seen(job_with(status_of(Phase.STARTING, Reason.RETRYING)), warnings=[event]), NOW)
+    assert (found.reason, found.by_operator) == (Reason.RETRYING, True)
+
+
+def test_warning_of_an_ended_attempt_is_evidence_alone() -> None:
+    ended = Attempt(number=1, ray_job_name="triage-a1", ray_cluster_name="triage-a1-x", end_time=CREATED)
+    job = job_with(status_of(Phase.STARTING, Reason.RETRYING, attempts=(ended,)))
+    about = {"kind": "RayCluster", "name": "triage-a1-x"}
+    event = {"involvedObject": about, "reason": "FailedToCreateHeadPod", "message": "not allowed"}
+    found = diagnose(Seen(job, warnings=[event]), NOW)
+    assert (found.reason, found.by_operator) == (Reason.RETRYING, True)
+    assert "Event FailedToCreateHeadPod of RayCluster triage-a1-x: not allowed" in found.evidence
+
+
+@pytest.mark.parametrize(("seconds", "named"), [(PATIENCE_SECONDS - 1, False), (PATIENCE_SECONDS, True)])
+def test_queue_that_kueue_does_not_serve_is_named_after_some_time(seconds: float, named: bool) -> None:
+    ray_job = {"metadata": {"name": "triage-a1", "creationTimestamp": CREATED}}
+    job = job_with(status_of(Phase.QUEUED, Reason.QUEUED))
+    found = diagnose(Seen(job, ray_job=ray_job, no_workload=True), NOW + seconds)
+    assert ("Kueue has no Workload for RayJob triage-a1." in found.what) == named
+    assert ("ray.io/rayjob" in found.fix) == named
 
 
 def test_job_that_no_operator_has_seen_is_an_error_only_after_some_time() -> None:
