@@ -270,6 +270,11 @@ class Reason(StrEnum):
         "Let KubeRay's operator run, and set the chart's values kuberayNamespace and jobs.networkPolicy.kuberayPods to "
         "its namespace and its labels; the job then continues without further action.",
     )
+    PODS_LEFT = (
+        "PodsLeft",
+        "A pod of an earlier attempt still runs, so the next attempt cannot start.",
+        "Delete the RayCluster of the pod, or the pod; the job then continues without further action.",
+    )
     PROFILE_MISSING = (
         "ProfileMissing",
         "The TenSafeClusterProfile that cluster.profileRef names does not exist, or the operator may not read it.",

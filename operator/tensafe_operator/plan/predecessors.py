@@ -9,11 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tensafe_api.reasons import Phase, Reason
 from tensafe_api.timestamps import parse_time
 from tensafe_operator import names
+from tensafe_operator.plan.blockers import Blocker, blocked_state
+from tensafe_operator.plan.conditions import JobState
+from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.observed import Observed
 from tensafe_operator.plan.parsing import is_terminal
 
+DELETED_SECONDS = 120
+"""For how long a pod may run after the end of its attempt until its deletion is requested."""
 FORGOTTEN_SECONDS = 300
 """A pod whose deletion was requested so long ago is on a node that does not answer, and no longer blocks an attempt."""
 
@@ -25,10 +31,12 @@ class Predecessors:
     Attributes:
         alive: whether the next attempt has to wait.
         wakes: when a pod that is being deleted stops blocking at the latest, in seconds since the epoch.
+        kept: name of a pod that blocks and that no component deletes; empty if there is none.
     """
 
     alive: bool
     wakes: tuple[float, ...] = ()
+    kept: str = ""
 
 
 def find_predecessors(observed: Observed, number: int, now: float) -> Predecessors:
@@ -37,7 +45,7 @@ def find_predecessors(observed: Observed, number: int, now: float) -> Predecesso
     """
     if any(not is_terminal(each) for each in observed.ray_jobs):
         return Predecessors(alive=True)
-    wakes = []
+    wakes, alive, kept = [], False, ""
     for pod in observed.pods:
         attempt = names.attempt_of(pod)
         deletion = parse_time(pod["metadata"].get("deletionTimestamp"))
@@ -46,5 +54,23 @@ def find_predecessors(observed: Observed, number: int, now: float) -> Predecesso
         forgotten = deletion is not None and now >= deletion + FORGOTTEN_SECONDS
         ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
         if attempt is not None and attempt <= number and not ended and not forgotten:
-            return Predecessors(True, tuple(wakes))
-    return Predecessors(False, tuple(wakes))
+            alive = True
+            kept = kept or ("" if deletion is not None else str(pod["metadata"]["name"]))
+    return Predecessors(alive, tuple(wakes), kept)
+
+
+def waiting_state(draft: Draft, predecessors: Predecessors) -> JobState:
+    """Return the state of a job that waits for its predecessors: stalled where one of them is not deleted.
+
+    KubeRay or the garbage collector deletes the pods of a RayJob that has ended or was deleted. A policy may refuse it,
+    and a RayCluster that a user has separated from its RayJob stays.
+    """
+    message = "waiting until the pods of the last attempt have terminated"
+    if predecessors.kept:
+        ended = (parse_time(attempt.end_time) or 0.0 for attempt in draft.status.attempts)
+        end = max(ended, default=0.0) + DELETED_SECONDS
+        if draft.now >= end:
+            text = f"pod {predecessors.kept} is not being deleted {DELETED_SECONDS} s after the end of its attempt"
+            return blocked_state(Blocker(Reason.PODS_LEFT, text), Phase.STARTING)
+        draft.wake_at(end)
+    return JobState(Phase.STARTING, Reason.RETRYING, message)

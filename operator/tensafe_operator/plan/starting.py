@@ -16,7 +16,7 @@ from tensafe_operator.plan.foreign_code import find_foreign_code
 from tensafe_operator.plan.ignored import unless_ignored
 from tensafe_operator.plan.observed import Create
 from tensafe_operator.plan.parsing import is_terminal
-from tensafe_operator.plan.predecessors import find_predecessors
+from tensafe_operator.plan.predecessors import find_predecessors, waiting_state
 from tensafe_operator.plan.profile import take_profile
 
 
@@ -29,9 +29,8 @@ def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
     predecessors = find_predecessors(draft.observed, attempt.number, draft.now)
     draft.wake_at(*predecessors.wakes)
     if predecessors.alive:
-        message = "waiting until the pods of the last attempt have terminated"
-        draft.set_state(unless_ignored(draft, JobState(Phase.STARTING, Reason.RETRYING, message)))
-        return  # the pods terminate
+        draft.set_state(unless_ignored(draft, waiting_state(draft, predecessors)))
+        return  # the pods terminate, or a user deletes them
     if not (draft.observed.kuberay and draft.observed.guarded):
         draft.set_state(starting_state(draft.observed, Phase.PENDING))
         draft.wake_at(draft.now + POLL_SECONDS)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import JOB_UID, FakeCluster, running_job, started_job
+from e2e.platform.fixtures.fake_cluster import JOB_UID, FakeCluster, condition, running_job, started_job
 from tensafe_api.timestamps import format_time
 from tensafe_operator import names
 from tensafe_operator.plan.observed import Observed
-from tensafe_operator.plan.predecessors import FORGOTTEN_SECONDS, find_predecessors
+from tensafe_operator.plan.predecessors import DELETED_SECONDS, FORGOTTEN_SECONDS, find_predecessors
 
 
 def test_next_attempt_waits_for_the_pods_of_the_last_one() -> None:
@@ -38,6 +38,28 @@ def test_pod_on_an_unreachable_node_blocks_for_five_minutes() -> None:
     cluster.now += FORGOTTEN_SECONDS
     operator.settle()
     assert len(cluster.created) == 2
+
+
+def test_pod_that_no_component_deletes_stalls_the_job_until_it_is_gone() -> None:
+    """The RayJob is gone, and a policy refuses the deletion of its RayCluster by the garbage collector."""
+    cluster, operator = running_job()
+    cluster.delete_ray_job("claims-triage-a1", cluster.ray_jobs["claims-triage-a1"]["metadata"]["uid"])
+    for each in cluster.pods.values():
+        del each["metadata"]["deletionTimestamp"]
+    operator.settle()
+    cluster.now += DELETED_SECONDS - 1
+    operator.settle()
+    assert condition(cluster, "Stalled")["status"] == "False"
+    assert operator.wake == cluster.now + 1
+    cluster.now += 1
+    operator.settle()
+    stalled = condition(cluster, "Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "PodsLeft")
+    assert "pod claims-triage-a1-head is not being deleted 120 s after the end of its attempt" in stalled["message"]
+    cluster.pods.clear()
+    operator.settle()
+    assert cluster.created[-1] == "claims-triage-a2"
+    assert condition(cluster, "Stalled")["status"] == "False"
 
 
 @pytest.mark.parametrize("label", ["abc", "2147483647", "-1", ""])
