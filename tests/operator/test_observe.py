@@ -114,8 +114,8 @@ def test_job_that_is_being_deleted_is_observed_until_it_is_gone() -> None:
 def test_warning_about_a_pod_is_the_jobs() -> None:
     cache = filled_cache()
     warning = ClusterWarning("Pod", "worker", "FailedMount", "secret not found")
-    assert cache.warn(KEY[0], "Pod", "worker", "uid-worker", warning) == KEY
-    assert cache.warn(KEY[0], "Pod", "worker", "unknown uid", warning) is None
+    assert cache.warn(KEY[0], "Pod", "worker", "uid-worker", "FailedMount", warning) == KEY
+    assert cache.warn(KEY[0], "Pod", "worker", "unknown uid", "FailedMount", warning) is None
     observed = observe_cached(cache, KEY)
     assert observed is not None and observed.warnings == (warning,)
 
@@ -123,9 +123,9 @@ def test_warning_about_a_pod_is_the_jobs() -> None:
 def test_warning_about_a_ray_cluster_is_its_ray_jobs() -> None:
     cache, cluster = filled_cache(), "claims-triage-a1-x7x7x"
     quota = ClusterWarning("RayCluster", cluster, "FailedToCreateHeadPod", "exceeded quota: nopods")
-    assert cache.warn(KEY[0], "RayCluster", cluster, "uid-of-the-cluster", quota) is None
+    assert cache.warn(KEY[0], "RayCluster", cluster, "uid-of-the-cluster", quota.reason, quota) is None
     ray_job = child("RayJob", "claims-triage-a1", status={"rayClusterName": cluster})
     cache.put("RayJob", at_version(ray_job, 4))
-    assert cache.warn(KEY[0], "RayCluster", cluster, "uid-of-the-cluster", quota) == KEY
+    assert cache.warn(KEY[0], "RayCluster", cluster, "uid-of-the-cluster", quota.reason, quota) == KEY
     observed = observe_cached(cache, KEY)
     assert observed is not None and observed.warnings == (quota,)

@@ -21,13 +21,15 @@ from tensafe_operator.runtime.objects import Key, Kinds, Manifest
 
 W = TypeVar("W")
 """A warning, in the form that the caller wants to have it back."""
+KEPT_WARNINGS = 8
+"""Number of warnings that are kept about one child: any user may create Events."""
 Family = tuple[str, str]
 """A parent and its children: their namespace, and the UID of the parent."""
 
 
 @dataclass(frozen=True)
 class Snapshot(Generic[W]):
-    """A parent, its children by kind, and the last warning about each child."""
+    """A parent, its children by kind, and for each child the last warning of each topic, the newest first."""
 
     parent: Manifest
     children: Mapping[str, tuple[Manifest, ...]]
@@ -51,8 +53,8 @@ class Cache(Generic[W]):
         """UID of an object → its resource version, which grows."""
         self._warning_sources: dict[tuple[str, str, str], str] = {}
         """Namespace, kind and name of an object that is not watched → UID of the child that its warnings count for."""
-        self._warnings: dict[str, W] = {}
-        """UID of a child → the last warning about it."""
+        self._warnings: dict[str, dict[tuple[str, str], W]] = defaultdict(dict)
+        """UID of a child → kind of the object and topic → the last such warning, the newest at the end."""
         self._keeps_orphans = True
 
     def put(self, kind: str, body: Mapping[str, Any]) -> Key | None:
@@ -122,18 +124,35 @@ class Cache(Generic[W]):
                 for child in children.pop(parent):
                     self._forget_child(child)
 
-    def warn(self, namespace: str, kind: str, name: str, uid: str, warning: W) -> Key | None:
-        """Keep the last warning about an object; the key of the parent that it concerns, if any.
+    def warn(self, namespace: str, kind: str, name: str, uid: str, topic: str, warning: W) -> Key | None:
+        """Keep the last warning of a topic about an object; the key of the parent that it concerns, if any.
+
+        The Events of a list arrive in the order of their names, so warnings of different topics replace each other only
+        if there are more than `KEPT_WARNINGS`.
 
         Args:
             namespace: that of the warning, in which the object must be.
         """
-        uid = self._warning_sources.get((namespace, kind, name), uid)
-        family = self._families.get(uid)
-        if family is None or family[0] != namespace:
+        uid = self._warned_child(namespace, kind, name, uid)
+        if not uid:
             return None
-        self._warnings[uid] = warning
-        return self._keys.get(family)
+        kept = self._warnings[uid]
+        kept.pop((kind, topic), None)
+        kept[kind, topic] = warning
+        if len(kept) > KEPT_WARNINGS:
+            del kept[next(iter(kept))]
+        return self._keys.get(self._families[uid])
+
+    def forget_warning(self, namespace: str, kind: str, name: str, uid: str, topic: str, warning: W) -> Key | None:
+        """Forget a warning that the API server no longer has, unless a newer one has replaced it; the key of the parent
+        that it concerns, if any.
+        """
+        uid = self._warned_child(namespace, kind, name, uid)
+        kept = self._warnings.get(uid, {})
+        if kept.get((kind, topic)) != warning:
+            return None
+        del kept[kind, topic]
+        return self._keys.get(self._families[uid])
 
     def known_keys(self) -> list[Key]:
         """The keys of all known parents."""
@@ -155,7 +174,8 @@ class Cache(Generic[W]):
         uids = [
             each["metadata"]["uid"] for kind in children if kind in self._kinds.warned_kinds for each in children[kind]
         ]
-        return Snapshot(parent, children, tuple(self._warnings[each] for each in uids if each in self._warnings))
+        kept = (self._warnings.get(each, {}).values() for each in uids)
+        return Snapshot(parent, children, tuple(warning for each in kept for warning in reversed(each)))
 
     def _put_parent(self, body: Mapping[str, Any]) -> Key | None:
         metadata = body["metadata"]
@@ -188,6 +208,11 @@ class Cache(Generic[W]):
             for child in children.pop((key[0], uid), {}):
                 self._forget_child(child)
         return self._keys.pop((key[0], uid), None)
+
+    def _warned_child(self, namespace: str, kind: str, name: str, uid: str) -> str:
+        """The UID of the child that warnings about an object count for; empty if there is none in the namespace."""
+        uid = self._warning_sources.get((namespace, kind, name), uid)
+        return uid if self._families.get(uid, ("",))[0] == namespace else ""
 
     def _forget_child(self, uid: str) -> None:
         self._families.pop(uid, None)

@@ -30,6 +30,8 @@ INACTIVITY_SECONDS = 70.0
 """A stream without events or bookmarks for so long is opened again: load balancers can freeze streams silently."""
 IDLE_SECONDS = 0.1
 """For how long kopf keeps the body of an object, and a task for it, after the object's last event."""
+_LONGEST_TOPIC = 128
+"""Of the reason of an Event. The API server bounds no text of an Event."""
 W = TypeVar("W")
 
 
@@ -54,15 +56,8 @@ def handlers(
         place = (resource.group, resource.version, resource.plural)
         kopf.on.event(*place, registry=registry, id=resource.plural)(_handler(kind, cache, touch, heard))
 
-    @kopf.on.event("v1", "events", registry=registry, field="type", value="Warning")
-    async def handle_warning(event: kopf.RawEvent, **_: Any) -> None:
-        body: Any = event["object"]
-        about = body.get("involvedObject") or {}
-        kind, name, uid = (str(about.get(field)) for field in ("kind", "name", "uid"))
-        key = cache.warn(str(body["metadata"].get("namespace")), kind, name, uid, parse_warning(body))
-        if key is not None and event["type"] != "DELETED":
-            touch(key)
-
+    handle_warning = _warning_handler(cache, touch, parse_warning)
+    kopf.on.event("v1", "events", registry=registry, id="warnings", field="type", value="Warning")(handle_warning)
     return registry
 
 
@@ -75,6 +70,24 @@ def _handler(
         heard()
         body = event["object"]
         key = cache.drop(kind, body) if event["type"] == "DELETED" else cache.put(kind, body)
+        if key is not None:
+            touch(key)
+
+    return handle
+
+
+def _warning_handler(
+    cache: Cache[W], touch: Callable[[Key], None], parse_warning: Callable[[Manifest], W]
+) -> Callable[..., Awaitable[None]]:
+    """The handler of Events. The API server deletes an Event after an hour, and with it the warning is forgotten."""
+
+    async def handle(event: kopf.RawEvent, **_: Any) -> None:
+        body: Any = event["object"]
+        about = body.get("involvedObject") or {}
+        kind, name, uid = (str(about.get(field)) for field in ("kind", "name", "uid"))
+        keep = cache.forget_warning if event["type"] == "DELETED" else cache.warn
+        topic = str(body.get("reason"))[:_LONGEST_TOPIC]
+        key = keep(str(body["metadata"].get("namespace")), kind, name, uid, topic, parse_warning(body))
         if key is not None:
             touch(key)
 

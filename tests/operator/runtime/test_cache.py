@@ -6,7 +6,7 @@ import pickle
 from dataclasses import replace
 from typing import Any
 
-from tensafe_operator.runtime.cache import Cache
+from tensafe_operator.runtime.cache import KEPT_WARNINGS, Cache
 from tensafe_operator.runtime.objects import Kinds, Manifest
 
 KEY = ("clinic", "one")
@@ -42,6 +42,12 @@ def children(cache: Cache[str]) -> list[str]:
     snapshot = cache.snapshot(KEY)
     assert snapshot is not None
     return [each["metadata"]["name"] for each in snapshot.children["Child"]]
+
+
+def warnings(cache: Cache[str]) -> tuple[str, ...]:
+    snapshot = cache.snapshot(KEY)
+    assert snapshot is not None
+    return snapshot.warnings
 
 
 def test_older_body_does_not_replace_a_newer_one() -> None:
@@ -86,10 +92,34 @@ def test_warnings_are_kept_only_for_children_of_the_warned_kinds() -> None:
     cache.put("Parent", parent(3))
     cache.put("Child", child("a", 4))
     cache.put("Other", child("b", 5, "Other"))
-    assert cache.warn("clinic", "Child", "a", "uid-a", "no space left") == KEY
-    assert cache.warn("clinic", "Other", "b", "uid-b", "ignored") is None
-    snapshot = cache.snapshot(KEY)
-    assert snapshot is not None and snapshot.warnings == ("no space left",)
+    assert cache.warn("clinic", "Child", "a", "uid-a", "Failed", "no space left") == KEY
+    assert cache.warn("clinic", "Other", "b", "uid-b", "Failed", "ignored") is None
+    assert warnings(cache) == ("no space left",)
+
+
+def test_last_warning_of_each_topic_is_kept_the_newest_first() -> None:
+    """A list of Events is in the order of their names, so one that is over may arrive last."""
+    cache = Cache[str](KINDS)
+    cache.put("Parent", parent(3))
+    cache.put("Child", child("a", 4))
+    for topic, warning in (("NoPod", "quota"), ("NoVolume", "secret"), ("NoPod", "account")):
+        cache.warn("clinic", "Child", "a", "uid-a", topic, warning)
+    assert warnings(cache) == ("account", "secret")
+    for number in range(100):
+        cache.warn("clinic", "Child", "a", "uid-a", f"Topic{number}", str(number))
+    assert warnings(cache) == tuple(str(99 - number) for number in range(KEPT_WARNINGS))
+
+
+def test_warning_that_the_api_server_has_deleted_is_forgotten_unless_a_newer_one_has_replaced_it() -> None:
+    cache = Cache[str](KINDS)
+    cache.put("Parent", parent(3))
+    cache.put("Child", child("a", 4))
+    cache.warn("clinic", "Child", "a", "uid-a", "NoPod", "account")
+    assert cache.forget_warning("clinic", "Child", "a", "uid-a", "NoPod", "quota") is None
+    assert warnings(cache) == ("account",)
+    assert cache.forget_warning("clinic", "Child", "a", "uid-a", "NoPod", "account") == KEY
+    assert cache.forget_warning("other", "Child", "a", "uid-a", "NoPod", "account") is None
+    assert warnings(cache) == ()
 
 
 def test_objects_missing_from_a_newer_list_are_dropped_and_younger_objects_are_kept() -> None:
@@ -140,9 +170,7 @@ def test_warning_of_another_namespace_is_ignored_although_it_names_the_child() -
     cache = Cache[str](replace(KINDS, warning_source=lambda kind, body: ("Owner", "owner-of-a")))
     cache.put("Parent", parent(1))
     cache.put("Child", child("a", 2))
-    assert cache.warn("other", "Child", "a", "uid-a", "call this number") is None
-    assert cache.warn("other", "Owner", "owner-of-a", "unknown", "call this number") is None
-    assert cache.warn("clinic", "Owner", "owner-of-a", "unknown", "quota exceeded") == KEY
-    snapshot = cache.snapshot(KEY)
-    assert snapshot is not None
-    assert snapshot.warnings == ("quota exceeded",)
+    assert cache.warn("other", "Child", "a", "uid-a", "Failed", "call this number") is None
+    assert cache.warn("other", "Owner", "owner-of-a", "unknown", "Failed", "call this number") is None
+    assert cache.warn("clinic", "Owner", "owner-of-a", "unknown", "Failed", "quota exceeded") == KEY
+    assert warnings(cache) == ("quota exceeded",)

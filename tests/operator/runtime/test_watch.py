@@ -59,6 +59,24 @@ def test_deletion_of_a_parent_touches_its_key() -> None:
     assert touched == [("clinic", "one")] * 2
 
 
+def test_warning_is_forgotten_with_its_event() -> None:
+    """The API server deletes an Event after an hour."""
+    kinds = Kinds({}, "Parent", ("Pod",), lambda kind, body: "u", warned_kinds=frozenset({"Pod"}))
+    cache, touched = Cache[str](kinds), list[Key]()
+    for kind, uid in (("Parent", "u"), ("Pod", "p")):
+        cache.put(kind, {"metadata": {"namespace": "clinic", "name": "one", "uid": uid, "resourceVersion": "3"}})
+    handle = watch._warning_handler(cache, touched.append, lambda event: str(event["message"]))
+    about = {"kind": "Pod", "name": "one", "uid": "p"}
+    event: Any = {"metadata": {"namespace": "clinic"}, "involvedObject": about, "reason": "Full", "message": "no room"}
+    kept = []
+    for kind in ("ADDED", "DELETED"):
+        asyncio.run(handle({"type": kind, "object": event}))
+        snapshot = cache.snapshot(("clinic", "one"))
+        kept.append(snapshot and snapshot.warnings)
+    assert kept == [("no room",), ()]
+    assert touched == [("clinic", "one")] * 2
+
+
 def test_kopf_is_set_to_watch_without_writing() -> None:
     pod = Resource("", "v1", "pods")
     kinds = Kinds({"Pod": pod}, "Parent", ("Pod",), lambda kind, body: "", selectors={"Pod": "owner"})
