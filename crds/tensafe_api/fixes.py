@@ -23,4 +23,24 @@ LIMIT_RANGE: Final = (
     "Change the LimitRange of the namespace; the job then continues without further action. Or suspend the job, change "
     "cluster.worker and cluster.head, and set spec.suspend to false."
 )
-OWN_FIXES: Final = (JOB_KEY, OBJECT_OF_ATTEMPT, SERVICE_ACCOUNT, CLASS, LIMIT_RANGE)
+CLAIM_MISSING: Final = (
+    "Create this PersistentVolumeClaim in the job's namespace; the job then continues without further action."
+)
+CLAIM_UNBOUND: Final = (
+    "Give the PersistentVolumeClaim a volume, or a StorageClass that provisions one; the job then continues without "
+    "further action."
+)
+PLACEMENT: Final = (
+    "Add a node that fits; the job then continues without further action. Or suspend the job, change nodeSelector, "
+    "tolerations and affinity in spec.cluster, and set spec.suspend to false."
+)
+OWN_FIXES: Final = (
+    JOB_KEY,
+    OBJECT_OF_ATTEMPT,
+    SERVICE_ACCOUNT,
+    CLASS,
+    LIMIT_RANGE,
+    CLAIM_MISSING,
+    CLAIM_UNBOUND,
+    PLACEMENT,
+)

@@ -299,7 +299,7 @@ class Reason(StrEnum):
     )
     UNSCHEDULABLE = (
         "Unschedulable",
-        "No node has the resources that a pod requests.",
+        "The scheduler finds no node for a pod.",
         "Lower cluster.worker or cluster.head, or free resources; the job then continues without further action.",
     )
     QUOTA_EXCEEDED = (

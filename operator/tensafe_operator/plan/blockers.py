@@ -43,11 +43,20 @@ _UNKNOWN_FIELD = re.compile(r'unknown field "(?P<path>[^"]*)"')
 """How the API server reports a field that an object's CRD does not have."""
 _OF_AUTHOR = re.compile(r"\.(affinity|topologySpreadConstraints\b)")
 """The parts of a RayJob that its author writes without a schema."""
-_FIXES_OF_FORBIDDEN = (
-    (re.compile('PriorityClass with name|RuntimeClass "'), fixes.CLASS),
-    (re.compile("(maximum|minimum) .{0,300} usage per |limit to request ratio per "), fixes.LIMIT_RANGE),
-)
-"""How the API server refuses a pod for a cause that no permission or policy fixes."""
+_FIXES_BY_CAUSE = {
+    Reason.FORBIDDEN: (
+        (re.compile('PriorityClass with name|RuntimeClass "'), fixes.CLASS),
+        (re.compile("(maximum|minimum) .{0,300} usage per |limit to request ratio per "), fixes.LIMIT_RANGE),
+    ),
+    Reason.UNSCHEDULABLE: (
+        (re.compile('persistentvolumeclaim "[^"]{1,300}" not found'), fixes.CLAIM_MISSING),
+        (re.compile("unbound immediate PersistentVolumeClaims"), fixes.CLAIM_UNBOUND),
+        (re.compile("Insufficient |Too many pods"), ""),
+        (re.compile("node affinity/selector|untolerated taint|unschedulable"), fixes.PLACEMENT),
+    ),
+}
+"""How the API server and the scheduler name causes that the fix of their reason does not remove; the first one counts.
+"""
 _ACCOUNT_MISSING = re.compile(r'serviceaccount "[^"]{1,300}" not found')
 _LONGEST = 400
 
@@ -73,11 +82,7 @@ def find_blocker(observed: Observed) -> Blocker | None:
     if not observed.kuberay:
         return Blocker(Reason.KUBERAY_MISSING, Reason.KUBERAY_MISSING.sentence)
     blocker = next(_blockers(observed), None)
-    if blocker is not None and blocker.reason is Reason.SECRET_MISSING:
-        return replace(blocker, fix=_fix_of_own_object(observed, blocker.message))
-    if blocker is not None and blocker.reason is Reason.FORBIDDEN:
-        return replace(blocker, fix=_fix_of_refusal(observed, blocker.message))
-    return blocker
+    return blocker and replace(blocker, fix=_fix_of_cause(observed, blocker))
 
 
 def starting_state(observed: Observed, phase: Phase) -> JobState:
@@ -145,14 +150,15 @@ def _fix_of_own_object(observed: Observed, message: str) -> str:
     return ""
 
 
-def _fix_of_refusal(observed: Observed, message: str) -> str:
-    """Return what a user can do where the API server refuses a pod for what it names or requests. Empty for other
-    causes.
-    """
-    if _ACCOUNT_MISSING.search(message):
+def _fix_of_cause(observed: Observed, blocker: Blocker) -> str:
+    """Return what a user can do where the fix of the reason does not help. Empty for other causes."""
+    if blocker.reason is Reason.SECRET_MISSING:
+        return _fix_of_own_object(observed, blocker.message)
+    if blocker.reason is Reason.FORBIDDEN and _ACCOUNT_MISSING.search(blocker.message):
         own = not (observed.job["spec"].get("cluster") or {}).get("serviceAccountName")
         return fixes.OBJECT_OF_ATTEMPT if own else fixes.SERVICE_ACCOUNT
-    return next((fix for pattern, fix in _FIXES_OF_FORBIDDEN if pattern.search(message)), "")
+    causes = _FIXES_BY_CAUSE.get(blocker.reason, ())
+    return next((fix for pattern, fix in causes if pattern.search(blocker.message)), "")
 
 
 def _blockers(observed: Observed) -> Iterator[Blocker]:

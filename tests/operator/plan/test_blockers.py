@@ -221,6 +221,23 @@ def test_refused_pod_has_the_fix_of_its_cause(account: str | None, cause: str, f
     assert cause in state.message and fix in state.message
 
 
+@pytest.mark.parametrize(
+    ("cause", "fix"),
+    [
+        ('persistentvolumeclaim "data" not found. not found', "Create this PersistentVolumeClaim"),
+        ("pod has unbound immediate PersistentVolumeClaims", "a StorageClass that provisions"),
+        ("1 node(s) didn't match Pod's node affinity/selector", "change nodeSelector, tolerations and affinity"),
+        ("1 node(s) had untolerated taint {gpu: true}", "change nodeSelector, tolerations and affinity"),
+        ("1 Insufficient cpu, 2 node(s) had untolerated taint {gpu: true}", "Lower cluster.worker or cluster.head"),
+    ],
+)
+def test_pod_that_no_node_takes_has_the_fix_of_its_cause(cause: str, fix: str) -> None:
+    condition = {**_UNSCHEDULABLE, "message": f"0/3 nodes are available: {cause}"}
+    state = starting_state(observe(pod(conditions=[condition])), Phase.STARTING)
+    assert state.reason is Reason.UNSCHEDULABLE
+    assert cause in state.message and fix in state.message
+
+
 def test_event_of_a_megabyte_is_searched_in_a_moment() -> None:
     """It took minutes, in which the operator of all namespaces did nothing else and lost its Lease."""
     for text in ("find key " * 140_000, 'secret "' * 150_000, "maximum " * 125_000, 'serviceaccount "' * 60_000):
