@@ -310,8 +310,9 @@ class Reason(StrEnum):
     )
     CRASH_LOOP = (
         "CrashLoop",
-        "A container ends right after its start.",
-        "Read the log of the container. A custom image must contain Ray, bash and tensafe.",
+        "A pod fails right after its start, and so does each one that replaces it.",
+        "Suspend the job, fix the problem in the message, and set spec.suspend to false. A custom image must contain "
+        "Ray, bash and tensafe; a container that was OOMKilled needs more memory.",
     )
     SECRET_MISSING = (
         "SecretMissing",

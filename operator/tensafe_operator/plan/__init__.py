@@ -24,6 +24,7 @@ from tensafe_operator.plan.attempts import Assessment, AttemptState
 from tensafe_operator.plan.blockers import POLL_SECONDS, are_workers_blocked, is_correction_refused, starting_state
 from tensafe_operator.plan.cleanup import delete_job, delete_job_key, delete_old_ray_jobs, delete_rights
 from tensafe_operator.plan.conditions import JobState
+from tensafe_operator.plan.crashes import is_crashing, unless_crashing
 from tensafe_operator.plan.deadline import check_deadline
 from tensafe_operator.plan.deletion import end_training, is_being_deleted
 from tensafe_operator.plan.draft import Draft
@@ -139,10 +140,11 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
     if suspend:
         suspend_attempt(draft, ray_job, assessment.state)
         return  # the trainer saves a checkpoint and stops
-    blocked = are_workers_blocked(draft.observed, draft.status.workers)
+    blocked = are_workers_blocked(draft.observed, draft.status.workers) or is_crashing(draft)
     if assessment.state is AttemptState.STARTING or (assessment.state is AttemptState.RUNNING and blocked):
-        state = starting_state(draft.observed, Phase.STARTING)
-        draft.set_state(unless_pending(draft, state if state.stalled else unless_ignored(draft, state)))
+        state = unless_crashing(draft, starting_state(draft.observed, Phase.STARTING))
+        state = state if state.stalled else unless_ignored(draft, state)
+        draft.set_state(state if state.stalled else unless_pending(draft, state))
         return  # KubeRay starts the pods, or a user removes the blocker
     phase = _PHASES[assessment.state]
     if not draft.observed.guarded or is_correction_refused(draft.observed):

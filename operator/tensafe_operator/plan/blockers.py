@@ -17,6 +17,7 @@ from tensafe_api.resources.status import Status, WorkerCount
 from tensafe_operator import names
 from tensafe_operator.kinds import CORRECTED_KINDS
 from tensafe_operator.plan.conditions import JobState, stalled_status
+from tensafe_operator.plan.crashes import find_crash
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
 from tensafe_operator.plan.outdated import REFUSED, current_warnings
 
@@ -166,6 +167,8 @@ def _blockers(observed: Observed) -> Iterator[Blocker]:
         yield from _blockers_of_warning(warning)
     for pod in observed.pods:
         yield from _blockers_of_pod(pod)
+    if crash := find_crash(observed):
+        yield Blocker(Reason.CRASH_LOOP, crash)
 
 
 def _blockers_of_warning(warning: ClusterWarning) -> Iterator[Blocker]:

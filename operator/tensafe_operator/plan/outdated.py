@@ -42,7 +42,7 @@ def _is_created(observed: Observed, warning: ClusterWarning) -> bool:
     """Whether KubeRay has created what the warning is about. It creates the Service of a RayCluster before the pods,
     and that of a RayJob before it submits the job.
     """
-    pods = _pods_of_open_attempt(observed)
+    pods = [pod for pod in pods_of_open_attempt(observed) if not _is_replaced(pod)]
     workers = sum(1 for pod in pods if pod["metadata"]["labels"].get(names.RAY_NODE_TYPE) == "worker")
     wanted = int(observed.job["spec"]["cluster"]["workers"])
     match warning.kind, warning.reason:
@@ -63,20 +63,22 @@ def is_submitted(ray_job: Object) -> bool:
     return bool(status.get("jobStatus") or (status.get("rayJobInfo") or {}).get("startTime"))
 
 
-def _pods_of_open_attempt(observed: Observed) -> list[Object]:
-    """The pods of the attempt that is open. Those that are being deleted or have ended are replaced by others."""
+def pods_of_open_attempt(observed: Observed) -> list[Object]:
+    """Return the pods of the attempt that is open, also those that have failed."""
     numbers = {each["number"] for each in _attempts(observed) if not each.get("endTime")}
-    return [
-        pod
-        for pod in observed.pods
-        if names.attempt_of(pod) in numbers
-        and not pod["metadata"].get("deletionTimestamp")
-        and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
-    ]
+    return [pod for pod in observed.pods if names.attempt_of(pod) in numbers]
 
 
 def _attempts(observed: Observed) -> list[Object]:
     return list((observed.job.get("status") or {}).get("attempts") or ())
+
+
+def _is_replaced(pod: Object) -> bool:
+    """Whether the pod is being deleted or has ended, so that KubeRay creates another one."""
+    return bool(pod["metadata"].get("deletionTimestamp")) or (pod.get("status") or {}).get("phase") in (
+        "Succeeded",
+        "Failed",
+    )
 
 
 def _is_pending(pod: Object) -> bool:

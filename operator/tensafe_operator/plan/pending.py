@@ -25,8 +25,6 @@ _LONGEST = 400
 
 def unless_pending(draft: Draft, state: JobState) -> JobState:
     """Return `state`, or that of a job one of whose pods waits without a known error."""
-    if state.stalled:
-        return state
     for pod in draft.observed.pods:
         since, blocker = _wait_of(draft, pod)
         if since is not None and has_waited(draft, state, since, PENDING_SECONDS):

@@ -1,0 +1,82 @@
+"""Crashes: find pods that fail right after their start, again and again.
+
+The containers of an attempt are never restarted (`restartPolicy: Never`). KubeRay deletes a failed pod and creates
+another one at once, without end and without a warning, so a failed pod is visible for a moment only. That is why a
+reported crash stays in the status until all pods are ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tensafe_api.reasons import ConditionType, Reason
+from tensafe_api.resources.status import Condition
+from tensafe_api.timestamps import parse_time
+from tensafe_operator.plan.conditions import JobState
+from tensafe_operator.plan.draft import Draft
+from tensafe_operator.plan.observed import Object, Observed
+from tensafe_operator.plan.outdated import pods_of_open_attempt
+
+CRASH_SECONDS = 120
+"""A container that fails so soon after its start fails again in the next pod."""
+_NO_CRASHES = ("Preempting", "Preempted", "NodeShutdown", "Shutdown", "Terminated", "NodeLost")
+"""Reasons of failed pods that another pod does not repeat."""
+_LONGEST = 400
+
+
+def find_crash(observed: Observed) -> str:
+    """Return a sentence about a pod of the open attempt that has failed right after its start; empty without one. A pod
+    that is being deleted may have been stopped.
+    """
+    pods = (pod for pod in pods_of_open_attempt(observed) if not pod["metadata"].get("deletionTimestamp"))
+    failed = (pod for pod in pods if (pod.get("status") or {}).get("phase") == "Failed")
+    return next((sentence for pod in failed for sentence in _crashes_of(pod)), "")
+
+
+def is_crashing(draft: Draft) -> bool:
+    """Return whether the status reports a crash, and not all pods have become ready since."""
+    return _reported(draft) is not None and not _are_all_ready(draft)
+
+
+def unless_crashing(draft: Draft, state: JobState) -> JobState:
+    """Return `state`, or that of a job whose crash was reported before. Its message does not change with each pod."""
+    before = _reported(draft)
+    if before is None or not is_crashing(draft) or (state.stalled and state.reason is not Reason.CRASH_LOOP):
+        return state
+    return JobState(state.phase, Reason.CRASH_LOOP, before.message, stalled=True)
+
+
+def _crashes_of(pod: Object) -> Iterator[str]:
+    status, name = pod["status"], f"pod {pod['metadata']['name']}"
+    ended_by_itself = False
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        ended = (container.get("state") or {}).get("terminated") or {}
+        ended_by_itself = ended_by_itself or bool(ended.get("exitCode"))
+        if ended.get("exitCode") and _ran_shortly(ended) and status.get("reason") not in _NO_CRASHES:
+            reason = f" ({ended['reason']})" if ended.get("reason") else ""
+            yield f"{name}: container {container.get('name')} ended with exit code {ended['exitCode']}{reason}"
+    if not ended_by_itself and status.get("reason") and status["reason"] not in _NO_CRASHES:
+        yield f"{name}: {status['reason']}: {str(status.get('message') or '')[:_LONGEST]}"
+
+
+def _ran_shortly(ended: Object) -> bool:
+    started, finished = parse_time(ended.get("startedAt")), parse_time(ended.get("finishedAt"))
+    return started is None or finished is None or finished - started < CRASH_SECONDS
+
+
+def _reported(draft: Draft) -> Condition | None:
+    kind, reason = ConditionType.STALLED.value, Reason.CRASH_LOOP.value
+    found = (
+        each for each in draft.status.conditions if (each.type, each.reason, each.status) == (kind, reason, "True")
+    )
+    return next(found, None)
+
+
+def _are_all_ready(draft: Draft) -> bool:
+    ready = [pod for pod in pods_of_open_attempt(draft.observed) if _is_ready(pod)]
+    return len(ready) > int(draft.observed.job["spec"]["cluster"]["workers"])
+
+
+def _is_ready(pod: Object) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any((each.get("type"), each.get("status")) == ("Ready", "True") for each in conditions)
