@@ -34,6 +34,14 @@ PLACEMENT: Final = (
     "Add a node that fits; the job then continues without further action. Or suspend the job, change nodeSelector, "
     "tolerations and affinity in spec.cluster, and set spec.suspend to false."
 )
+SCHEDULER: Final = (
+    "Check cluster.schedulerName, whether this scheduler runs, and whether the queue in cluster.rayJobLabels exists "
+    "and has room, which YuniKorn shows at its pods tg-*; the job then continues without further action."
+)
+GANG: Final = (
+    "Free resources in the queue or on the nodes (the Events of the PodGroup show which), or lower cluster.worker or "
+    "cluster.head; the job then continues without further action."
+)
 OWN_FIXES: Final = (
     JOB_KEY,
     OBJECT_OF_ATTEMPT,
@@ -43,4 +51,6 @@ OWN_FIXES: Final = (
     CLAIM_MISSING,
     CLAIM_UNBOUND,
     PLACEMENT,
+    SCHEDULER,
+    GANG,
 )

@@ -54,6 +54,7 @@ _FIXES_BY_CAUSE = {
         (re.compile("unbound immediate PersistentVolumeClaims"), fixes.CLAIM_UNBOUND),
         (re.compile("Insufficient |Too many pods"), ""),
         (re.compile("node affinity/selector|untolerated taint|unschedulable"), fixes.PLACEMENT),
+        (re.compile("pod group is not ready"), fixes.GANG),
     ),
 }
 """How the API server and the scheduler name causes that the fix of their reason does not remove; the first one counts.

@@ -1,8 +1,8 @@
 """Pending: find the pod that waits although no error of it is known.
 
-A volume that another pod holds, a network of pods that is not ready, and a scheduler that does not exist leave a pod
-Pending for ever. Pulling a large image takes long, too. It begins when the volumes and the network are ready, and is
-not waited for here.
+A volume that another pod holds, a network of pods that is not ready, and a scheduler or a queue that does not exist
+leave a pod Pending for ever. Pulling a large image takes long, too. It begins when the volumes and the network are
+ready, and is not waited for here.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tensafe_api import fixes
 from tensafe_api.reasons import Reason
 from tensafe_api.timestamps import parse_time
 from tensafe_operator.plan.blockers import Blocker, blocked_state
@@ -41,8 +42,8 @@ def _wait_of(draft: Draft, pod: Object) -> tuple[float | None, Blocker]:
         return None, Blocker(Reason.STARTING, "")
     if placed.get("status") != "True":
         text = f"pod {name}: no scheduler has looked for a node in {PENDING_SECONDS} s{_because(placed)}"
-        fix = "Check cluster.schedulerName, and whether this scheduler runs."
-        return parse_time(pod["metadata"].get("creationTimestamp")), Blocker(Reason.UNSCHEDULABLE, text, fix)
+        blocker = Blocker(Reason.UNSCHEDULABLE, text, fixes.SCHEDULER)
+        return parse_time(pod["metadata"].get("creationTimestamp")), blocker
     if (conditions.get("PodReadyToStartContainers") or {}).get("status") != "False":
         return None, Blocker(Reason.STARTING, "")
     about = (each for each in reversed(draft.observed.warnings) if (each.kind, each.name) == ("Pod", name))

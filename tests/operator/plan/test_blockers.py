@@ -34,6 +34,8 @@ def unknown_field(path: str) -> ClusterWarning:
 
 _TEMPLATE = "spec.rayClusterSpec.workerGroupSpecs[0].template.spec"
 _UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
+_FITS = {**_UNSCHEDULABLE, "reason": "Schedulable", "message": "Pod clinic/w-1 can possibly be assigned to n-1"}
+"""How Volcano reports a pod that fits on a node and waits for the others of its group."""
 
 _PODS_REFUSED = "FailedToCreateHeadPod"
 _MISSING_SECRET = {"reason": "CreateContainerConfigError", "message": 'secret "later" not found'}
@@ -95,6 +97,7 @@ _MISSING_SECRET = {"reason": "CreateContainerConfigError", "message": 'secret "l
             "subPath",
         ),
         (observe(pod(conditions=[_UNSCHEDULABLE])), Reason.UNSCHEDULABLE, "no GPU"),
+        (observe(pod(conditions=[_FITS]), pod(conditions=[_UNSCHEDULABLE])), Reason.UNSCHEDULABLE, "no GPU"),
         (
             observe(warnings=(ClusterWarning("Pod", "w-1", "FailedMount", 'secret "s3-keys" not found'),)),
             Reason.SECRET_MISSING,
@@ -228,6 +231,7 @@ def test_refused_pod_has_the_fix_of_its_cause(account: str | None, cause: str, f
         ("pod has unbound immediate PersistentVolumeClaims", "a StorageClass that provisions"),
         ("1 node(s) didn't match Pod's node affinity/selector", "change nodeSelector, tolerations and affinity"),
         ("1 node(s) had untolerated taint {gpu: true}", "change nodeSelector, tolerations and affinity"),
+        ("pod group is not ready, 3 Pending, 3 minAvailable", "Free resources in the queue or on the nodes"),
         ("1 Insufficient cpu, 2 node(s) had untolerated taint {gpu: true}", "Lower cluster.worker or cluster.head"),
     ],
 )

@@ -64,6 +64,7 @@ def test_scheduler_that_does_nothing_is_named(conditions: dict[str, tuple[str, s
     assert (stalled(cluster)["status"], stalled(cluster)["reason"]) == ("True", "Unschedulable")
     assert "no scheduler has looked for a node" in stalled(cluster)["message"]
     assert "Check cluster.schedulerName" in stalled(cluster)["message"]
+    assert "whether the queue in cluster.rayJobLabels exists" in stalled(cluster)["message"]
     assert ("(SchedulingGated)" in stalled(cluster)["message"]) == bool(conditions)
 
 
