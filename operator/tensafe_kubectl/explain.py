@@ -17,7 +17,16 @@ from tensafe_kubectl.connection import Options, connect
 from tensafe_kubectl.diagnosis import Diagnosis, Seen, diagnose
 from tensafe_kubectl.errors import SUCCEEDED
 from tensafe_kubectl.following import command
-from tensafe_kubectl.reading import Notes, part, read_job, read_pods, read_ray_job, read_warnings, read_workload
+from tensafe_kubectl.reading import (
+    Notes,
+    part,
+    read_job,
+    read_pod_group_events,
+    read_pods,
+    read_ray_job,
+    read_warnings,
+    read_workload,
+)
 from tensafe_kubectl.terminal import PHASE_STYLES, print_json, print_line, print_note
 from tensorguard.cli.arguments import Subparsers
 
@@ -71,6 +80,8 @@ def _look(api: Api, job: Object, notes: Notes) -> Seen:
         workload = notes.try_to(lambda: read_workload(api, queued))
         no_workload = workload is None and len(notes.sentences) == known
     warnings = notes.try_to(lambda: read_warnings(api, job, pods or ()))
+    if warnings is not None and screen.phase_of(job) == Phase.STARTING:
+        warnings += read_pod_group_events(api, job)
     return Seen(job, pods, warnings, ray_job, workload, no_workload)
 
 

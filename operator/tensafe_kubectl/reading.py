@@ -118,6 +118,19 @@ def read_warnings(api: Api, job: Object, pods: Iterable[Object]) -> list[Object]
     return sorted(found, key=event_time)
 
 
+def read_pod_group_events(api: Api, job: Object) -> list[Object]:
+    """What Volcano reports about the pods of the last attempt together, oldest first. No pod's condition shows that the
+    queue has no room, and the Event that does is no warning.
+    """
+    ray_job = _last_ray_job(job)
+    if ray_job is None:
+        return []
+    about = {"kind": "PodGroup", "name": f"ray-{ray_job}-pg"}
+    selected = ",".join(f"involvedObject.{key}={value}" for key, value in about.items())
+    found = api.list(EVENTS, job["metadata"]["namespace"], fields=f"{selected},reason=Unschedulable")
+    return sorted(found, key=event_time)
+
+
 def event_time(event: Object) -> str:
     """When an Event was last seen, as a timestamp."""
     metadata = event["metadata"]
@@ -126,8 +139,7 @@ def event_time(event: Object) -> str:
 
 def read_ray_job(api: Api, job: Object) -> Object | None:
     """The RayJob of the last attempt; None if there is none."""
-    attempts = part(job, "status.attempts") or ()
-    name = attempts[-1].get("rayJobName") if attempts else None
+    name = _last_ray_job(job)
     return api.get(RAY_JOBS, job["metadata"]["namespace"], name) if name else None
 
 
@@ -144,6 +156,12 @@ def read_workload(api: Api, ray_job: Object) -> Object | None:
         owned = (each for each in found if any(o["uid"] == uid for o in each["metadata"].get("ownerReferences") or ()))
         return next(owned, None)
     return None
+
+
+def _last_ray_job(job: Object) -> str | None:
+    """The name of the RayJob of the last attempt."""
+    attempts = part(job, "status.attempts") or ()
+    return attempts[-1].get("rayJobName") if attempts else None
 
 
 def _instead(api: Api, name: str) -> str:

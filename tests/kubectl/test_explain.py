@@ -64,6 +64,16 @@ def test_event_about_a_missing_secret_is_found(team: Team, plugin: Plugin) -> No
     assert any("s3-keys" in sentence for sentence in found["evidence"])
 
 
+def test_what_volcano_reports_about_the_pods_together_is_listed(team: Team, plugin: Plugin) -> None:
+    job = team.create_job(status=STARTING)
+    team.create_pod("head-1", job, "head", UNSCHEDULABLE)
+    team.create_warning("own", "PodGroup", f"ray-{NAME}-a1-pg", "Unschedulable", "queue resource quota insufficient")
+    team.create_warning("other", "PodGroup", "ray-other-a1-pg", "Unschedulable", "resource in cluster is overused")
+    out = plugin("explain", NAME).out
+    assert f"Event Unschedulable of PodGroup ray-{NAME}-a1-pg: queue resource quota insufficient" in out
+    assert "overused" not in out
+
+
 def test_container_that_was_killed_is_listed(team: Team, plugin: Plugin) -> None:
     job = team.create_job(status=STARTING)
     ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T00:00:00Z"}}
