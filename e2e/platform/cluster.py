@@ -28,8 +28,10 @@ from e2e.platform.node import ClusterError, Node, UnsupportedMachine
 from e2e.platform.processes import Processes
 
 SYSTEM, KUBERAY_SYSTEM, KUEUE_SYSTEM = "tensafe-system", "kuberay-system", "kueue-system"
+VOLCANO_SYSTEM = "volcano-system"
 READY_SECONDS = 180
 _CLASS, _VOLUMES = "folders", 40
+_PODGROUPS = "kuberay-podgroups"
 _SERVERS = ("etcd", "apiserver", "controller-manager", "scheduler", "containerd", "kubelet", "kube-proxy", "coredns")
 _FRONT_PROXY = "front-proxy-client"
 _VAR = Path("/var/lib/containers")
@@ -70,6 +72,20 @@ class ClusterControlPlane(ControlPlane):
             "bind-address": "127.0.0.1",
         }
         self._start("scheduler", built("kube-scheduler"), flags)
+
+    def start_volcano(self, configuration: Path, token: str) -> None:
+        """Start Volcano's scheduler, for the pods that name it.
+
+        Args:
+            configuration: file with its actions and plugins.
+            token: that of its service account.
+        """
+        flags = {
+            "kubeconfig": self.kubeconfig_of_token("volcano", token),
+            "scheduler-conf": configuration,
+            "leader-elect": "false",
+        }
+        self._start("volcano", program("volcano", "volcano.sh/volcano/cmd/scheduler"), flags)
 
     def _api_flags(self) -> dict[str, object]:
         return {
@@ -178,6 +194,32 @@ class Cluster:
             helm("uninstall", "kueue", *common, kubeconfig=self.kubeconfig)
             self.plane.kubectl("delete", "namespace", KUEUE_SYSTEM)
 
+    @contextlib.contextmanager
+    def volcano(self) -> Iterator[None]:
+        """Install Volcano and start KubeRay with it; at the end remove it and start KubeRay without it.
+
+        The chart installs the CRDs and the scheduler's role. The scheduler is a process, as that of Kubernetes is.
+        Volcano's controllers and webhooks are left out: KubeRay creates the PodGroups, and the scheduler their status.
+        """
+        chart = module_source("volcano", "volcano.sh/volcano") / "installer" / "helm" / "chart" / "volcano"
+        parts = {"controller_enable": False, "admission_enable": False, "scheduler_replicas": 0}
+        values = set_arguments({f"custom.{name}": value for name, value in parts.items()})
+        namespace = ("--namespace", VOLCANO_SYSTEM)
+        try:
+            install = ("install", "volcano", str(chart), "--create-namespace", *values)
+            helm(*install, *namespace, kubeconfig=self.kubeconfig)
+            token = self.plane.kubectl(*namespace, "create", "token", "volcano-scheduler", "--duration=24h").stdout
+            self.plane.start_volcano(chart / "config" / "volcano-scheduler.conf", token)
+            self._grant_podgroups()
+            self._install_kuberay("--batch-scheduler=volcano")
+            yield
+        finally:
+            self._install_kuberay()
+            self.plane.kubectl("delete", "clusterrole,clusterrolebinding", _PODGROUPS, check=False)
+            self.plane.processes.kill("volcano")
+            helm("uninstall", "volcano", *namespace, kubeconfig=self.kubeconfig)
+            self.plane.kubectl("delete", "namespace", VOLCANO_SYSTEM)
+
     def down(self) -> None:
         """Remove the cluster. Logs, images and builds stay."""
         self.node.stop()
@@ -259,16 +301,27 @@ class Cluster:
             documents.append(_volume(name, folder))
         self.plane.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(documents))
 
-    def _install_kuberay(self) -> None:
+    def _install_kuberay(self, *arguments: str) -> None:
+        """Install KubeRay, or start it again with other arguments."""
         config = module_source("kuberay", versions.KUBERAY_MODULE) / "config" / "default"
         documents = list(yaml.safe_load_all(self.plane.kubectl("kustomize", str(config)).stdout))
         for each in documents:
             _move(each, KUBERAY_SYSTEM)
             if each["kind"] == "Deployment":
-                each["spec"]["template"]["spec"]["containers"][0]["image"] = images.KUBERAY
+                container = each["spec"]["template"]["spec"]["containers"][0]
+                container["image"] = images.KUBERAY
+                container["args"] += arguments
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": KUBERAY_SYSTEM}}
         self.plane.kubectl("apply", "--server-side", "-f", "-", text=yaml.safe_dump_all([namespace, *documents]))
         self._wait_for_rollout(KUBERAY_SYSTEM, "kuberay-operator")
+
+    def _grant_podgroups(self) -> None:
+        """Allow KubeRay to create Volcano's PodGroups, as its chart does with `batchScheduler.name`."""
+        verbs, account = "create,delete,get,list,update,watch", f"{KUBERAY_SYSTEM}:kuberay-operator"
+        role = ("clusterrole", _PODGROUPS, f"--verb={verbs}", "--resource=podgroups.scheduling.volcano.sh")
+        binding = ("clusterrolebinding", _PODGROUPS, f"--clusterrole={_PODGROUPS}", f"--serviceaccount={account}")
+        for arguments in (role, binding):
+            self.plane.kubectl("create", *arguments)
 
     def _install_tensafe(self, image_ids: dict[str, str]) -> None:
         operator, trainer = images.names_of_ours()

@@ -16,6 +16,7 @@ PINNED = {
     "kuberay": {versions.KUBERAY_MODULE: versions.KUBERAY},
     "s3": {"github.com/versity/versitygw": versions.VERSITYGW},
     "kueue": {"sigs.k8s.io/kueue": versions.KUEUE},
+    "volcano": {"volcano.sh/volcano": versions.VOLCANO},
     "cyclonus": {"github.com/mattfenwick/cyclonus": versions.CYCLONUS},
     "prometheus": {"github.com/prometheus/prometheus": versions.PROMETHEUS},
     "grafana": {"github.com/grafana/grafana-foundation-sdk/go": versions.GRAFANA_SDK},
