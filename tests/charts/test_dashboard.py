@@ -97,9 +97,13 @@ def job(phase: Phase, *, stalled: bool = False, spent: str = "1.5") -> dict[str,
 
 
 class Operator:
-    """The metrics of an operator, served by its own endpoint on an event loop in a thread."""
+    """The metrics of an operator, served by its own endpoint on an event loop in a thread.
 
-    def __init__(self, *, per_job: bool) -> None:
+    Args:
+        leads: whether it leads now. Only a leader has series of jobs.
+    """
+
+    def __init__(self, *, per_job: bool, leads: bool = True) -> None:
         self.metrics = OperatorMetrics(names.METRICS_PREFIX)
         self.guard = guard_gauge(self.metrics.registry)
         self.jobs = JobMetrics(self.metrics.registry, per_job=per_job)
@@ -108,7 +112,8 @@ class Operator:
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         election = LeaderElection(None, "tensafe-system", "lease", "me")  # type: ignore[arg-type]  # nothing is elected
         self._runner = self._call(Health(self.metrics, election).serve(self.port)).result()
-        self.update(self._begin)
+        if leads:
+            self.update(self._begin)
 
     def update(self, change: Callable[[], None]) -> None:
         """Change the metrics on the event loop, as the operator does."""
@@ -137,11 +142,16 @@ class Operator:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
 
+def scrape(*operators: Operator) -> dict[str, Any]:
+    """The scrape configuration of docs/how-to/monitoring.md."""
+    addresses = [f"127.0.0.1:{each.port}" for each in operators]
+    return {"job_name": "tensafe", "honor_labels": True, "static_configs": [{"targets": addresses}]}
+
+
 @pytest.fixture(params=[True, False], ids=["with-job-names", "without-job-names"])
 def scraped(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Operator, Prometheus, bool]]:
     operator = Operator(per_job=request.param)
-    target = {"job_name": "tensafe", "honor_labels": True}
-    target["static_configs"] = [{"targets": [f"127.0.0.1:{operator.port}"]}]  # type: ignore[assignment]
+    target = scrape(operator)
     rules = {"groups": [{"name": "tensafe", "rules": alerts(request.param)}]}
     try:
         with prometheus.server(tmp_path, [target], rules) as server:
@@ -207,6 +217,7 @@ def test_alerts_are_silent_until_something_is_wrong(scraped: tuple[Operator, Pro
     assert firing() == set()
 
     def break_everything() -> None:
+        operator.jobs.update(("clinic", "blocked"), job(Phase.PENDING, stalled=True))
         operator.metrics.leading.set(0)
         operator.guard.set(0)
         operator.metrics.errors.inc(20)
@@ -215,6 +226,40 @@ def test_alerts_are_silent_until_something_is_wrong(scraped: tuple[Operator, Pro
 
     operator.update(break_everything)
     wait_until(lambda: firing() == rules.keys(), 60, lambda: f"only {firing()} fire")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("per_job", [True, False], ids=["with-job-names", "without-job-names"])
+def test_alerts_about_a_job_are_one_and_stay_when_another_replica_leads(per_job: bool, tmp_path: Path) -> None:
+    first, second = Operator(per_job=per_job), Operator(per_job=per_job, leads=False)
+    about_jobs = {rule["alert"]: rule["expr"] for rule in alerts(per_job) if rule["alert"] in JOB_ALERTS}
+
+    def tell(operator: Operator) -> None:
+        failed = job(Phase.FAILED, stalled=True, spent="8.1")
+        operator.update(lambda: operator.jobs.update(("clinic", "failed"), failed))
+        operator.update(lambda: operator.jobs.update(("clinic", "blocked"), job(Phase.PENDING, stalled=True)))
+
+    def firing() -> list[tuple[str, dict[str, str]]]:
+        return [(name, each["metric"]) for name, query in about_jobs.items() for each in server.query(query)]
+
+    def exported(operator: Operator) -> bool:
+        return bool(server.query(f'{{__name__=~"tensafe_jobs?_stalled", instance="127.0.0.1:{operator.port}"}}'))
+
+    try:
+        tell(first)
+        with prometheus.server(tmp_path, [scrape(first, second)]) as server:
+            wait_until(lambda: len(firing()) >= 3, 60, lambda: str(firing()))
+            before = firing()
+            assert [name for name, _ in before] == sorted(JOB_ALERTS), "a failed job is not stalled as well"
+            first.stop()
+            wait_until(lambda: not exported(first), 60)
+            without = [each for each in firing() if each[0] != "TenSafeEpsilonAboveTarget"]
+            assert without == before[1:], "an alert with a delay bridges the time without a leader"
+            tell(second)
+            wait_until(lambda: exported(second), 60)
+            assert firing() == before
+    finally:
+        second.stop()
 
 
 def test_dashboard_and_alerts_use_existing_series() -> None:
