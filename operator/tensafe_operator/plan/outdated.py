@@ -12,6 +12,8 @@ from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
 
 REFUSED = ("FailedToCreateHeadPod", "FailedToCreateWorkerPod", "FailedToCreateRayCluster", "FailedToCreateService")
 """Reasons of KubeRay's Events about objects that the API server refuses to create."""
+_WITH_OWN_NAMES = ("FailedToCreateHeadPod", "FailedToCreateWorkerPod", "FailedToCreateRayCluster")
+"""Those about objects whose names KubeRay ends with random letters."""
 
 
 def current_warnings(observed: Observed) -> list[ClusterWarning]:
@@ -24,6 +26,8 @@ def _is_outdated(observed: Observed, warning: ClusterWarning) -> bool:
         return any(pod["metadata"]["name"] == warning.name and not _is_pending(pod) for pod in observed.pods)
     if warning.kind not in ("RayJob", "RayCluster"):
         return False
+    if warning.reason in _WITH_OWN_NAMES and "already exists" in warning.message:
+        return True  # KubeRay's cache did not have what KubeRay had created
     return _is_of_another_cluster(observed, warning) or _is_created(observed, warning)
 
 
