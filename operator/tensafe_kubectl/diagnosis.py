@@ -86,6 +86,8 @@ def _state(seen: Seen, now: float) -> Diagnosis:
         if created is not None and now - created < PATIENCE_SECONDS:
             return Diagnosis("New", "The job was created just now, and the operator has not seen it yet.", "Wait.")
         return Diagnosis("NotSeen", "No operator has seen this job.", _FIX_OF_NOT_SEEN, by_operator=False)
+    if not screen.is_final(job) and (change := _unseen_change(seen, now)):
+        return Diagnosis("NotSeen", f"No operator has seen that {change}.", _FIX_OF_NOT_SEEN, by_operator=False)
     word, message = screen.state_of(job)
     if phase == Phase.QUEUED:
         waits, queued = message or Reason.QUEUED.sentence, parse_time(part(seen.ray_job, "metadata.creationTimestamp"))
@@ -110,6 +112,24 @@ def _state(seen: Seen, now: float) -> Diagnosis:
     detail = message.removesuffix(fix).rstrip(" :") if fix else message
     what = detail if reason.sentence in detail else f"{reason.sentence} {detail}".rstrip()
     return Diagnosis(word, what, fix)
+
+
+def _unseen_change(seen: Seen, now: float) -> str:
+    """What has changed without an answer of an operator, as the end of a sentence; empty if there is nothing.
+
+    An operator that is gone, or that no longer manages the namespace, leaves a status that looks well.
+    """
+    job, ray_status = seen.job, part(seen.ray_job, "status") or {}
+    fields = part(job, "metadata.managedFields") or ()
+    changed = [parse_time(each.get("time")) or 0.0 for each in fields if not each.get("subresource")]
+    is_unseen = (part(job, "status.observedGeneration") or 0) < (part(job, "metadata.generation") or 0)
+    if is_unseen and now - max(changed, default=now) > PATIENCE_SECONDS:
+        return "the spec has changed"
+    attempts, ended = part(job, "status.attempts") or ({},), parse_time(ray_status.get("endTime"))
+    is_open = "endTime" not in attempts[-1]
+    if seen.ray_job is not None and is_open and ended is not None and now - ended > PATIENCE_SECONDS:
+        return f"RayJob {seen.ray_job['metadata']['name']} has ended"
+    return ""
 
 
 def _blocker(seen: Seen) -> Diagnosis | None:

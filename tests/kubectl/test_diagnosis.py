@@ -56,6 +56,27 @@ def test_event_of_the_job_that_reports_an_earlier_problem_is_not_repeated() -> N
     assert (found.reason, found.by_operator) == (Reason.RETRYING, True)
 
 
+def test_change_of_the_spec_that_no_operator_sees_is_explained() -> None:
+    """The namespace was taken from the operator's list: the status stays as it was, and looks well."""
+    job = job_with({**status_of(Phase.RUNNING, Reason.TRAINING), "observedGeneration": 1})
+    job["metadata"] |= {"generation": 2, "managedFields": [{"time": CREATED}, {"subresource": "status"}]}
+    assert diagnose(Seen(job), NOW + PATIENCE_SECONDS).reason == Reason.TRAINING, "the operator may see it in time"
+    found = diagnose(Seen(job), NOW + PATIENCE_SECONDS + 1)
+    assert (found.reason, found.what) == ("NotSeen", "No operator has seen that the spec has changed.")
+    assert "the chart's value `namespaces`" in found.fix and not found.by_operator
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_end_of_a_ray_job_that_no_operator_sees_is_explained(is_open: bool) -> None:
+    attempt: dict[str, Any] = {"number": 1, "rayJobName": "triage-a1", **({} if is_open else {"endTime": CREATED})}
+    job = job_with({**status_of(Phase.RUNNING, Reason.TRAINING), "observedGeneration": 1, "attempts": [attempt]})
+    ray_job = {"metadata": {"name": "triage-a1"}, "status": {"jobStatus": "SUCCEEDED", "endTime": CREATED}}
+    assert diagnose(Seen(job, ray_job=ray_job), NOW + PATIENCE_SECONDS).reason == Reason.TRAINING
+    found = diagnose(Seen(job, ray_job=ray_job), NOW + PATIENCE_SECONDS + 1)
+    assert found.reason == ("NotSeen" if is_open else Reason.TRAINING)
+    assert (found.what == "No operator has seen that RayJob triage-a1 has ended.") == is_open
+
+
 def test_warning_of_an_ended_attempt_is_evidence_alone() -> None:
     ended = Attempt(number=1, ray_job_name="triage-a1", ray_cluster_name="triage-a1-x", end_time=CREATED)
     job = job_with(status_of(Phase.STARTING, Reason.RETRYING, attempts=(ended,)))
