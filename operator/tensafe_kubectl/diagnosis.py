@@ -125,7 +125,8 @@ def _unseen_change(seen: Seen, now: float) -> str:
     is_unseen = (part(job, "status.observedGeneration") or 0) < (part(job, "metadata.generation") or 0)
     if is_unseen and now - max(changed, default=now) > PATIENCE_SECONDS:
         return "the spec has changed"
-    attempts, ended = part(job, "status.attempts") or ({},), parse_time(ray_status.get("endTime"))
+    attempts: Sequence[Mapping[str, Any]] = part(job, "status.attempts") or ({},)
+    ended = parse_time(ray_status.get("endTime"))
     is_open = "endTime" not in attempts[-1]
     if seen.ray_job is not None and is_open and ended is not None and now - ended > PATIENCE_SECONDS:
         return f"RayJob {seen.ray_job['metadata']['name']} has ended"

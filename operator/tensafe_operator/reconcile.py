@@ -2,7 +2,8 @@
 
     observe (cache) ─► decide ─► irreversible? observe (API server) ─► decide ─► apply ─► write the status
 
-Every cause leads here: a watch event, an alarm, a retry, the periodic resync. Nothing is remembered between two calls.
+Every cause leads here: a watch event, an alarm, a retry, the periodic resync. Nothing is remembered between two calls,
+except how often an object was brought back.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.status import Status
 from tensafe_operator.apply import DeletionRefused, RetryLater, apply, write_status
 from tensafe_operator.children import Manifest
+from tensafe_operator.corrections import Corrections
 from tensafe_operator.event_recorder import job_fields
 from tensafe_operator.observe import observe, observe_profile
 from tensafe_operator.plan import decide
@@ -60,6 +62,7 @@ class Reconciler:
         self._clock = clock
         self._learn = learn
         self._guarded = guarded
+        self._corrections = Corrections(clock)
 
     async def reconcile(
         self, namespace: str, name: str, cached: Observed | None = None, *, patient: bool = True
@@ -97,7 +100,8 @@ class Reconciler:
                 decision = await self._decide(observed, patient)
             try:
                 while True:
-                    created = {each["kind"]: each for each in await apply(self._api, observed, decision.actions)}
+                    actions, paused_until = self._corrections.allowed(decision.actions)
+                    created = {each["kind"]: each for each in await apply(self._api, observed, actions)}
                     for each in created.values():
                         self._learn(each)
                     if ledger := created.get(LEDGER_KIND):
@@ -112,7 +116,7 @@ class Reconciler:
                     if "RayJob" in created:
                         return self._clock() + ANSWER_SECONDS
                     if stored is None or not decision.irreversible:
-                        return decision.wake
+                        return min((each for each in (decision.wake, paused_until) if each is not None), default=None)
                     if not _has_open_attempt(decision.status):
                         return self._clock()  # an attempt has ended: observe again
                     observed = replace(observed, job=stored)
