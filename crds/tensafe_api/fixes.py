@@ -42,6 +42,10 @@ GANG: Final = (
     "Free resources in the queue or on the nodes (the Events of the PodGroup show which), or lower cluster.worker or "
     "cluster.head; the job then continues without further action."
 )
+GATES: Final = (
+    "Check the component that sets scheduling gates on pods, such as Kueue; the job then continues without further "
+    "action."
+)
 OWN_FIXES: Final = (
     JOB_KEY,
     OBJECT_OF_ATTEMPT,
@@ -53,4 +57,5 @@ OWN_FIXES: Final = (
     PLACEMENT,
     SCHEDULER,
     GANG,
+    GATES,
 )

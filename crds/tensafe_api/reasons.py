@@ -300,7 +300,8 @@ class Reason(StrEnum):
     UNSCHEDULABLE = (
         "Unschedulable",
         "The scheduler finds no node for a pod.",
-        "Lower cluster.worker or cluster.head, or free resources; the job then continues without further action.",
+        "Lower cluster.worker or cluster.head, free resources, or wait until an autoscaler adds a node; the job then "
+        "continues without further action.",
     )
     QUOTA_EXCEEDED = (
         "QuotaExceeded",

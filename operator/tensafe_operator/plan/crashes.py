@@ -25,10 +25,8 @@ _LONGEST = 400
 
 
 def find_crash(observed: Observed) -> str:
-    """Return a sentence about a pod of the open attempt that has failed right after its start; empty without one. A pod
-    that is being deleted may have been stopped.
-    """
-    pods = (pod for pod in pods_of_open_attempt(observed) if not pod["metadata"].get("deletionTimestamp"))
+    """Return a sentence about a pod of the open attempt that has failed right after its start; empty without one."""
+    pods = (pod for pod in pods_of_open_attempt(observed) if not _was_stopped(pod))
     failed = (pod for pod in pods if (pod.get("status") or {}).get("phase") == "Failed")
     return next((sentence for pod in failed for sentence in _crashes_of(pod)), "")
 
@@ -44,6 +42,11 @@ def unless_crashing(draft: Draft, state: JobState) -> JobState:
     if before is None or not is_crashing(draft) or (state.stalled and state.reason is not Reason.CRASH_LOOP):
         return state
     return JobState(state.phase, Reason.CRASH_LOOP, before.message, stalled=True)
+
+
+def _was_stopped(pod: Object) -> bool:
+    """Whether a pod is being deleted, or was ended for a reason of the cluster: an eviction, or the end of its node."""
+    return bool(pod["metadata"].get("deletionTimestamp")) or _has(pod, "DisruptionTarget")
 
 
 def _crashes_of(pod: Object) -> Iterator[str]:
@@ -73,10 +76,10 @@ def _reported(draft: Draft) -> Condition | None:
 
 
 def _are_all_ready(draft: Draft) -> bool:
-    ready = [pod for pod in pods_of_open_attempt(draft.observed) if _is_ready(pod)]
+    ready = [pod for pod in pods_of_open_attempt(draft.observed) if _has(pod, "Ready")]
     return len(ready) > int(draft.observed.job["spec"]["cluster"]["workers"])
 
 
-def _is_ready(pod: Object) -> bool:
+def _has(pod: Object, kind: str) -> bool:
     conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any((each.get("type"), each.get("status")) == ("Ready", "True") for each in conditions)
+    return any((each.get("type"), each.get("status")) == (kind, "True") for each in conditions)

@@ -40,6 +40,9 @@ def _wait_of(draft: Draft, pod: Object) -> tuple[float | None, Blocker]:
     placed = conditions.get("PodScheduled") or {}
     if status.get("phase") != "Pending" or pod["metadata"].get("deletionTimestamp"):
         return None, Blocker(Reason.STARTING, "")
+    if placed.get("reason") == "SchedulingGated":
+        text = f"pod {name}: its scheduling gates are not removed after {PENDING_SECONDS} s"
+        return parse_time(pod["metadata"].get("creationTimestamp")), Blocker(Reason.UNSCHEDULABLE, text, fixes.GATES)
     if placed.get("status") != "True":
         text = f"pod {name}: no scheduler has looked for a node in {PENDING_SECONDS} s{_because(placed)}"
         blocker = Blocker(Reason.UNSCHEDULABLE, text, fixes.SCHEDULER)
@@ -47,6 +50,7 @@ def _wait_of(draft: Draft, pod: Object) -> tuple[float | None, Blocker]:
     if (conditions.get("PodReadyToStartContainers") or {}).get("status") != "False":
         return None, Blocker(Reason.STARTING, "")
     about = (each for each in reversed(draft.observed.warnings) if (each.kind, each.name) == ("Pod", name))
+    about = (each for each in about if each.reason != "FailedScheduling")  # the pod has a node now
     warning = next((f": {each.reason}: {each.message[:_LONGEST]}" for each in about), "")
     text = f"pod {name}: its volumes and network are not ready after {PENDING_SECONDS} s{warning}"
     return parse_time(placed.get("lastTransitionTime")), Blocker(Reason.CONTAINER_REFUSED, text)

@@ -85,6 +85,16 @@ def test_pod_that_was_stopped_is_no_crash() -> None:
     assert stalled(cluster) == ("False", "NotBlocked")
 
 
+@pytest.mark.parametrize("reason", ["PreemptionByScheduler", "EvictionByEvictionAPI", "TerminationByKubelet"])
+def test_pod_that_the_cluster_stops_is_no_crash(reason: str) -> None:
+    """An eviction ends a pod before it is deleted: its containers end with an exit code, as after a crash."""
+    cluster, operator = starting_job()
+    condition_of_pod = {"type": "DisruptionTarget", "status": "True", "reason": reason}
+    replace_head(cluster, HEAD, failed(cluster, reason="Evicted", conditions=[condition_of_pod]))
+    operator.settle()
+    assert stalled(cluster) == ("False", "NotBlocked")
+
+
 def test_pod_that_the_node_rejects_is_a_crash() -> None:
     cluster, operator = starting_job()
     rejected = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no GPU is healthy"}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, started_job
+from tensafe_api import fixes
 from tensafe_api.timestamps import format_time
 from tensafe_operator.plan.observed import ClusterWarning
 from tensafe_operator.plan.pending import PENDING_SECONDS
@@ -56,7 +57,25 @@ def test_volume_that_another_pod_holds_is_named() -> None:
     assert stalled(cluster)["status"] == "False"
 
 
-@pytest.mark.parametrize("conditions", [{}, {"PodScheduled": ("False", "SchedulingGated")}], ids=["none", "gated"])
+def test_pod_that_has_a_node_no_longer_waits_for_the_scheduler() -> None:
+    """An autoscaler has added the node. The scheduler's warning stays for an hour."""
+    cluster, operator = waiting_job(**PLACED, PodReadyToStartContainers=("False", ""))
+    cluster.now += PENDING_SECONDS
+    over = ClusterWarning("Pod", WORKER, "FailedScheduling", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu")
+    operator.reconcile(replace(cluster.observe(), warnings=(over,)))
+    assert stalled(cluster)["reason"] == "ContainerRefused" and "Insufficient" not in stalled(cluster)["message"]
+
+
+def test_gates_that_are_not_removed_are_named() -> None:
+    cluster, operator = waiting_job(PodScheduled=("False", "SchedulingGated"))
+    cluster.now += PENDING_SECONDS
+    operator.settle()
+    assert (stalled(cluster)["status"], stalled(cluster)["reason"]) == ("True", "Unschedulable")
+    assert f"pod {WORKER}: its scheduling gates are not removed after 300 s" in stalled(cluster)["message"]
+    assert stalled(cluster)["message"].endswith(fixes.GATES)
+
+
+@pytest.mark.parametrize("conditions", [{}, {"PodScheduled": ("False", "SchedulerError")}], ids=["none", "error"])
 def test_scheduler_that_does_nothing_is_named(conditions: dict[str, tuple[str, str]]) -> None:
     cluster, operator = waiting_job(**conditions)
     cluster.now += PENDING_SECONDS
@@ -65,7 +84,7 @@ def test_scheduler_that_does_nothing_is_named(conditions: dict[str, tuple[str, s
     assert "no scheduler has looked for a node" in stalled(cluster)["message"]
     assert "Check cluster.schedulerName" in stalled(cluster)["message"]
     assert "whether the queue in cluster.rayJobLabels exists" in stalled(cluster)["message"]
-    assert ("(SchedulingGated)" in stalled(cluster)["message"]) == bool(conditions)
+    assert ("(SchedulerError)" in stalled(cluster)["message"]) == bool(conditions)
 
 
 def test_pull_of_a_large_image_stalls_no_job() -> None:
