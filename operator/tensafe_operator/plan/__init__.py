@@ -127,7 +127,7 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
         return  # KubeRay creates the RayCluster
     if ray_job is None:
         deleted = Assessment(AttemptState.FAILED, Reason.WORKER_LOST, f"RayJob {attempt.ray_job_name} was deleted")
-        end_attempt(draft, admitted.job.spec, attempt, excuse(deleted, draft.status), record)
+        end_attempt(draft, admitted.job.spec, attempt, excuse(deleted, draft.status, suspend=suspend), record)
         return  # the next decision, once this status is stored
     correct_children(draft, admitted)
     attempt = attempts.refresh(attempt, ray_job, record, draft.now)

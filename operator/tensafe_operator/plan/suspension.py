@@ -51,9 +51,14 @@ def _suspending(draft: Draft, ray_job: Object) -> JobState:
     return replace(state, reason=_SUSPENDING.reason)
 
 
-def excuse(assessment: Assessment, status: Status) -> Assessment:
-    """Return the assessment of an attempt whose RayJob was deleted: a deletion for a suspension is not a failure."""
-    if assessment.state is AttemptState.FAILED and requested_at(status) is not None:
+def excuse(assessment: Assessment, status: Status, *, suspend: bool = False) -> Assessment:
+    """Return the assessment of an attempt whose RayJob was deleted: a deletion for a suspension is not a failure.
+
+    Args:
+        suspend: whether the manifest asks for suspension. An operator that was killed after it had deleted the RayJob
+            has not written so into the status.
+    """
+    if assessment.state is AttemptState.FAILED and (suspend or requested_at(status) is not None):
         message = "the attempt was suspended before it saved a checkpoint"
         return Assessment(AttemptState.SUSPENDED, Reason.INTERRUPTED, message)
     return assessment

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from e2e.platform.fixtures.fake_cluster import condition, running_job, started_job
+import contextlib
+
+import pytest
+
+from e2e.platform.fixtures.fake_cluster import Killed, condition, running_job, started_job
 from tensafe_operator.plan.suspension import SUSPEND_SECONDS
 
 
@@ -56,6 +60,19 @@ def test_suspension_before_the_first_charge_is_immediate_and_not_a_failure() -> 
         operator.settle()
     assert {each.get("reason") for each in cluster.status["attempts"][:-1]} == {"Interrupted"}
     assert condition(cluster, "Failed")["status"] == "False"
+
+
+@pytest.mark.parametrize("actions", range(3))
+def test_operator_that_is_killed_while_it_suspends_a_starting_job_reports_no_failure(actions: int) -> None:
+    cluster, operator = started_job()
+    cluster.start_pods()
+    cluster.suspend(True)
+    cluster.take_snapshot()
+    with contextlib.suppress(Killed):
+        operator.reconcile(dies_after=actions)
+    operator.settle()
+    assert cluster.status["phase"] == "Suspended"
+    assert cluster.status["attempts"][0]["reason"] == "Interrupted"
 
 
 def test_suspension_that_was_withdrawn_too_late_is_not_a_failure() -> None:
