@@ -69,6 +69,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("metrics", None, "metrics"),
     ("jobs.networkPolicy.ports", [443], "ports"),
     ("limits.maxEpsilon", 8, "maxEpsilon"),
+    ("limits.maxDelta", 1e-5, "maxDelta"),
+    ("limits.maxDelta", "1e5", "maxDelta"),
     ("limits.images", ["registry.example/team/"], "images"),
     ("limits.highestEpsilon", "8", "highestEpsilon"),
     ("crds.enabled", "yes", "enabled"),

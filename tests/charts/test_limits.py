@@ -37,6 +37,7 @@ LIMITS: dict[str, Any] = {
     "limits.requireProfile": True,
     "limits.trustRemoteCode": False,
     "limits.maxEpsilon": "8",
+    "limits.maxDelta": "1e-4",
     "limits.minUnits": 1000,
     "limits.requireLineage": True,
     "limits.namespaceSelector": {"matchLabels": {"limited": "yes"}},
@@ -79,6 +80,9 @@ ALLOWED: list[dict[str, Any]] = [
     {"spec.privacy.targetEpsilon": "800e-2"},
     {"spec.privacy.targetEpsilon": "7.99999999999999"},
     {"spec.privacy.targetEpsilon": "1e-1"},
+    {"spec.privacy.targetDelta": "1e-5"},
+    {"spec.privacy.targetDelta": "0.0001"},
+    {"spec.privacy.targetDelta": "0.0000999999999"},
 ]
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
@@ -125,6 +129,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"spec.privacy.targetEpsilon": "9e0"}, "spec.privacy.targetEpsilon"),
     ({"spec.privacy.targetEpsilon": "8.00000000000000001"}, "spec.privacy.targetEpsilon"),
     ({"spec.privacy.targetEpsilon": "80000000000000001e-16"}, "spec.privacy.targetEpsilon"),
+    ({"spec.privacy.targetDelta": "0.000101"}, "spec.privacy.targetDelta: the administrator allows at most 1e-4"),
+    ({"spec.privacy.targetDelta": "0.0009"}, "spec.privacy.targetDelta"),
+    ({"spec.privacy.targetDelta": "1.0000000000000000001e-4"}, "spec.privacy.targetDelta"),
     ({"spec.dataset.unit.atLeast": 999}, "spec.dataset.unit.atLeast"),
     ({"spec.dataset.lineage": "\u200b"}, "write it, with a letter or a digit"),
     ({"spec.dataset.lineage": "\u3164"}, "write it, with a letter or a digit"),
@@ -246,6 +253,20 @@ def test_tighter_limits_leave_existing_jobs_alone(limited: Limited) -> None:
     wait_until(lambda: limited.refusal(beyond, later), 60)
     for body in ({"spec": {"suspend": True}}, {"metadata": {"labels": {"a": "b"}}}):
         limited.plane.kubectl("-n", later, "patch", "tsj", "claims-triage", "--type=merge", "-p", json.dumps(body))
+
+
+def test_default_delta_counts_as_one_that_is_written(limited: Limited) -> None:
+    """A job without targetDelta has 1 / (10 x unit.atLeast), and its author chooses unit.atLeast."""
+    where = ("-n", "tensafe-system", "patch", "configmap", "tensafe-operator-limits", "--type=merge", "-p")
+    message = "spec.privacy.targetDelta: the administrator allows at most 1e-4"
+    limited.plane.kubectl(*where, '{"data": {"minUnits": "1"}}')
+    try:
+        small = {"spec.dataset.unit.atLeast": 999, "spec.training": {"steps": 60, "expectedBatchSize": 250}}
+        wait_until(lambda: message in limited.refusal(small), 60)
+        assert limited.refusal({**small, "spec.privacy.targetDelta": "1e-5"}) == ""
+    finally:
+        limited.plane.kubectl(*where, '{"data": {"minUnits": "1000"}}')
+    wait_until(lambda: "of at least 1000" in limited.refusal(small), 60)
 
 
 def without_version(body: dict[str, Any]) -> dict[str, Any]:
