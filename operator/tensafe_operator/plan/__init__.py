@@ -170,6 +170,10 @@ def _decide_next_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
         draft.set_state(JobState(Phase.STARTING, Reason.RETRYING, last.message or ""))
         draft.wake_at(end)
         return  # the backoff passes
+    if stranger := attempts.find_stranger(job.metadata.name, status.attempts, draft.observed.ray_jobs, record):
+        message = f"RayJob {stranger} was not created by the operator: delete it, and the job continues"
+        draft.set_state(JobState(Phase.STARTING, Reason.NAME_TAKEN, message, stalled=True))
+        return  # a user deletes the RayJob
     draft.irreversible = True
     attempt = attempts.next_attempt(job.metadata.name, status.attempts, draft.observed.ray_jobs, record)
     if attempt is None:
