@@ -132,7 +132,7 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
     correct_children(draft, admitted)
     attempt = attempts.refresh(attempt, ray_job, record, draft.now)
     draft.record(attempt)
-    draft.status.resolved = with_digest(draft.status.resolved, draft.observed.pods, attempt.number)
+    draft.status.resolved = with_digest(draft.status.resolved, draft.observed.pods, attempt.number, record)
     assessment = _assess(draft, admitted, record, attempt, ray_job)
     if assessment.state.over:
         end_attempt(draft, admitted.job.spec, attempt, assessment, record)

@@ -2,7 +2,8 @@
 
 A tag can be moved to another image, a branch to another commit, and another release of the operator has another default
 image. `status.resolved` holds what the first attempt had, and every later attempt gets the same. The image is recorded
-with the attempt, and its digest as soon as the workers run. The trainer records the commit in the ledger.
+with the attempt, and its digest as soon as the workers run and one of them holds the ledger. The trainer records the
+commit in the ledger.
 
 While a job is suspended its author may write another image. The next attempt has that one. An image of a profile is
 resolved like one that the operator chose: the job keeps it when the profile is edited.
@@ -15,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tensafe_api.resources.cluster import Cluster
+from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_api.resources.status import Resolved
 from tensafe_operator import names
 from tensafe_operator.children.rayjob import WORKER_CONTAINER
@@ -47,12 +49,19 @@ def has_resolved_image(resolved: Resolved, admitted: Admitted) -> bool:
     return admitted.job.spec.cluster.image in (None, resolved.image) or resolved.image is None
 
 
-def with_digest(before: Resolved, pods: Iterable[Object], attempt: int) -> Resolved:
-    """Return the names with the digest of the image, once all workers of the attempt that run agree on it."""
+def with_digest(before: Resolved, pods: Iterable[Object], attempt: int, record: LedgerStatus | None) -> Resolved:
+    """Return the names with the digest of the image, once all workers of the attempt that run agree on it.
+
+    One of them must be the pod that holds the ledger. Any user may give a pod the labels of a worker, and statements
+    name the digest.
+    """
     image = before.image
     if image is None or "@" in image:
         return before
-    ids = [each for pod in pods if names.attempt_of(pod) == attempt for each in _image_ids(pod)]
+    own = [pod for pod in pods if names.attempt_of(pod) == attempt]
+    if not any(_image_ids(pod) for pod in own if _holds_ledger(pod, attempt, record)):
+        return before
+    ids = [each for pod in own for each in _image_ids(pod)]
     digests = {_digest_of(each, image) for each in ids}
     if len(digests) != 1 or (digest := digests.pop()) is None or len(f"{image}@{digest}") > _LONGEST_IMAGE:
         return before
@@ -90,6 +99,12 @@ def _is_of(repository: str, image: str) -> bool:
     is_short = "/" not in own or not ("." in first or ":" in first or first == "localhost")
     after_registry = repository.partition("/")[2]
     return repository == own or (is_short and after_registry in (own, f"library/{own}"))
+
+
+def _holds_ledger(pod: Object, attempt: int, record: LedgerStatus | None) -> bool:
+    """Whether the pod charges the ledger in this attempt. Only the API server gives a pod the token for that."""
+    charges = record.charges if record is not None else ()
+    return any((each.attempt, each.pod_uid) == (attempt, pod["metadata"].get("uid")) for each in charges)
 
 
 def _image_ids(pod: Object) -> list[str]:

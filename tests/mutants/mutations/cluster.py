@@ -30,6 +30,17 @@ CLUSTER: tuple[Mutation, ...] = (
         ("tests/operator/plan/test_cleanup.py::test_key_is_deleted_once_when_the_job_has_ended",),
     ),
     Mutation(
+        "a pod with the labels of a worker chooses the image that a statement names",
+        (
+            Edit(
+                OPERATOR + "plan/resolved.py",
+                "if not any(_image_ids(pod) for pod in own if _holds_ledger(pod, attempt, record)):",
+                "if False:",
+            ),
+        ),
+        ("tests/operator/plan/test_resolved.py::test_pod_that_does_not_hold_the_ledger_chooses_no_digest",),
+    ),
+    Mutation(
         "the Secret of an attempt outlives the attempt",
         (Edit(OPERATOR + "plan/retry.py", "        draft.delete_tls_secret(ray_job)\n", ""),),
         ("tests/operator/plan/test_cleanup.py::test_secret_of_an_attempt_is_deleted_when_the_attempt_has_ended",),

@@ -80,6 +80,26 @@ def test_image_has_no_digest_until_all_workers_agree_on_it(image_ids: tuple[str,
     assert cluster.status["resolved"]["image"] == "trainer:1"
 
 
+def test_pod_that_does_not_hold_the_ledger_chooses_no_digest() -> None:
+    """Any user may give a pod the labels of a worker, before the workers have pulled their image. The digest is in the
+    statement of this attempt, and later attempts run it.
+    """
+    forged = f"hub.example/library/trainer@sha256:{'cd' * 32}"
+    cluster, operator = running_job()
+    report_images(cluster, "", forged)
+    worker, stranger = (pod for name, pod in cluster.pods.items() if name.endswith("worker"))
+    stranger["metadata"] = {**stranger["metadata"], "name": "stranger", "uid": "uid-of-a-stranger"}
+    worker["status"]["containerStatuses"] = []
+    operator.settle()
+    assert cluster.status["resolved"]["image"] == "trainer:1"
+    worker["status"]["containerStatuses"] = [{"name": "ray-worker", "imageID": PULLED}]
+    operator.settle()
+    assert cluster.status["resolved"]["image"] == "trainer:1", "they do not agree"
+    del cluster.pods[next(name for name, pod in cluster.pods.items() if pod is stranger)]
+    operator.settle()
+    assert cluster.status["resolved"]["image"] == f"trainer:1@{DIGEST}"
+
+
 def test_digest_of_an_earlier_attempt_is_not_taken_for_that_of_the_next() -> None:
     cluster, operator = running_job()
     report_images(cluster, PULLED)
