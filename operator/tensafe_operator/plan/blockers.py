@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tensafe_api import fixes
+from tensafe_api.clean_text import clean
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Status, WorkerCount
 from tensafe_operator import names
@@ -137,7 +138,8 @@ def count_ready_workers(pods: Iterable[Object]) -> int:
 
 
 def _sentence(blocker: Blocker) -> str:
-    return f"{blocker.message.rstrip('.')}: {blocker.fix or blocker.reason.fix}"
+    """What blocks, and what to do. Users write some of the texts: the name of an image, the message of an Event."""
+    return f"{clean(blocker.message).rstrip('.')}: {blocker.fix or blocker.reason.fix}"
 
 
 def _fix_of_own_object(observed: Observed, message: str) -> str:

@@ -247,3 +247,13 @@ def test_event_of_a_megabyte_is_searched_in_a_moment() -> None:
     for text in ("find key " * 140_000, 'secret "' * 150_000, "maximum " * 125_000, 'serviceaccount "' * 60_000):
         found = find_blocker(observe(warnings=(ClusterWarning("Pod", "w-1", "FailedMount", text),)))
         assert found is None
+
+
+def test_message_is_one_line_without_control_characters() -> None:
+    """A user may give a pod the labels of a job, and its image any text."""
+    waiting = {"waiting": {"reason": "InvalidImageName"}}
+    image = "none\n\x1b[31m\u202ekubectl delete tsj"
+    found = starting_state(
+        observe(pod(containerStatuses=[{"name": "ray", "image": image, "state": waiting}])), Phase.STARTING
+    )
+    assert found.message.startswith("pod w-1: none \ufffd[31mkubectl delete tsj: InvalidImageName: ")
