@@ -21,6 +21,8 @@ from tensafe_operator.plan.retry import has_failed
 
 KEPT_SECONDS = 600
 """How long the RayJob of a failed attempt is kept for its logs, at least."""
+RIGHTS_SECONDS = 300
+"""How long pods that are left may write to the ledger of a job that has ended."""
 _DEFAULT_TTL_SECONDS = 3600
 _ENDS = (ConditionType.SUCCEEDED.value, ConditionType.FAILED.value)
 
@@ -55,14 +57,10 @@ def delete_old_ray_jobs(draft: Draft, *, final: bool) -> None:
 def delete_job(draft: Draft) -> None:
     """Delete a job `ttlSecondsAfterFinished` after its end, and with it all that it owns. Its ledger has no owner."""
     ttl = draft.observed.job["spec"].get("ttlSecondsAfterFinished")
-    ended = [
-        parse_time(each.last_transition_time)
-        for each in draft.status.conditions
-        if each.type in _ENDS and each.status == "True"
-    ]
-    if ttl is None or not ended or draft.observed.pods:
+    ended = _end_of_job(draft)
+    if ttl is None or ended is None or draft.observed.pods:
         return  # a pod that is left may still write to its ledger, with rights that go with the job
-    due = max(each or draft.now for each in ended) + ttl
+    due = ended + ttl
     if due <= draft.now:
         draft.delete(draft.observed.job)
     else:
@@ -71,13 +69,15 @@ def delete_job(draft: Draft) -> None:
 
 def delete_rights(draft: Draft) -> None:
     """Delete the RoleBinding of a job whose end is stored in its status, once its pods are gone. The last of them may
-    still write the end into the ledger. A RoleBinding of another name is not the operator's, whatever its labels say.
+    still write the end into the ledger. That takes no longer than RIGHTS_SECONDS, and any user may keep a pod with the
+    labels of one. A RoleBinding of another name is not the operator's, whatever its labels say.
     """
-    if draft.observed.pods:
-        return
+    due = (_end_of_job(draft) or draft.now) + RIGHTS_SECONDS
     own = ("RoleBinding", names.role_binding_name(draft.observed.job["metadata"]["name"]))
-    for found in draft.observed.corrected:
-        if (found["kind"], found["metadata"]["name"]) == own:
+    for found in (each for each in draft.observed.corrected if (each["kind"], each["metadata"]["name"]) == own):
+        if draft.observed.pods and draft.now < due:
+            draft.wake_at(due)
+        else:
             draft.delete(found)
 
 
@@ -95,3 +95,9 @@ def delete_job_key(draft: Draft) -> None:
         draft.irreversible = True
         draft.actions.append(Delete("Secret", opened.key_secret_name))
         status.key_deleted = True
+
+
+def _end_of_job(draft: Draft) -> float | None:
+    """When the job ended, in seconds since the epoch; None where no condition says so."""
+    ended = [each for each in draft.status.conditions if each.type in _ENDS and each.status == "True"]
+    return max((parse_time(each.last_transition_time) or draft.now for each in ended), default=None)

@@ -41,6 +41,17 @@ CLUSTER: tuple[Mutation, ...] = (
         ("tests/operator/plan/test_resolved.py::test_pod_that_does_not_hold_the_ledger_chooses_no_digest",),
     ),
     Mutation(
+        "a pod that stays keeps the rights on the ledger of an ended job for ever",
+        (
+            Edit(
+                OPERATOR + "plan/cleanup.py",
+                "if draft.observed.pods and draft.now < due:",
+                "if draft.observed.pods:",
+            ),
+        ),
+        ("tests/operator/plan/test_cleanup.py::test_pod_that_stays_keeps_the_rights_of_an_ended_job_for_five_minutes",),
+    ),
+    Mutation(
         "the Secret of an attempt outlives the attempt",
         (Edit(OPERATOR + "plan/retry.py", "        draft.delete_tls_secret(ray_job)\n", ""),),
         ("tests/operator/plan/test_cleanup.py::test_secret_of_an_attempt_is_deleted_when_the_attempt_has_ended",),

@@ -9,13 +9,14 @@ import pytest
 from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeOperator, Killed, running_job
 from tensafe_operator.job_tls import IssuerRef, JobTls, TlsMode
 from tensafe_operator.plan import decide
-from tensafe_operator.plan.cleanup import KEPT_SECONDS
+from tensafe_operator.plan.cleanup import KEPT_SECONDS, RIGHTS_SECONDS
 from tensafe_operator.plan.observed import Delete
 
 
 def test_ray_job_of_a_failed_attempt_is_kept_for_its_logs() -> None:
     cluster, operator = running_job(spec__childrenTTLSeconds=0)
     cluster.end_ray_job("FAILED", "exit code 71")
+    cluster.pods.clear()
     operator.settle()
     assert operator.wake == cluster.now + KEPT_SECONDS
     assert cluster.ray_jobs
@@ -110,6 +111,7 @@ def test_job_without_a_ttl_is_never_deleted() -> None:
     cluster, operator = running_job()
     cluster.record_outcome("Completed")
     cluster.end_ray_job("SUCCEEDED")
+    cluster.pods.clear()
     operator.settle()
     deleted = {each.kind for each in decide(cluster.observe(), cluster.now + 1e9, SETTINGS).actions}
     assert deleted == {"RayJob", "Secret"}
@@ -288,6 +290,21 @@ def test_rights_of_an_ended_job_are_deleted_once_its_pods_are_gone() -> None:
     cluster.pods.clear()
     operator.settle()
     assert set(cluster.corrected) == {"NetworkPolicy"}
+
+
+def test_pod_that_stays_keeps_the_rights_of_an_ended_job_for_five_minutes() -> None:
+    """Any user may give a pod the labels of a job. With these rights its account could raise the epsilon later."""
+    cluster, operator = running_job()
+    cluster.record_outcome("Completed")
+    cluster.end_ray_job("SUCCEEDED")
+    operator.settle()
+    cluster.now += RIGHTS_SECONDS - 1
+    operator.settle()
+    assert "RoleBinding" in cluster.corrected
+    assert operator.wake == cluster.now + 1
+    cluster.now += 1
+    operator.settle()
+    assert cluster.pods and set(cluster.corrected) == {"NetworkPolicy"}
 
 
 def test_rights_stay_between_two_attempts() -> None:
