@@ -1,8 +1,8 @@
 """Mistakes that would make a privacy claim false, each as a change of the source, with the tests that must fail.
 
 A mutation is one or several exact replacements. `run.py` applies them in a copy of the source tree, one mutation at a
-time. `test_mutations.py` checks that the texts and the names of the tests are current. A new mutation is one more
-entry in `data.py`, `mechanism.py`, `protocol.py`, `cluster.py`, `claims.py`, `composition.py`, `wiring.py`,
+time. `test_mutations.py` checks that the texts and the names of the tests are current. A new mutation is one more entry
+in `data.py`, `mechanism.py`, `gradients.py`, `protocol.py`, `cluster.py`, `claims.py`, `composition.py`, `wiring.py`,
 `images.py`, `jobs.py`, `signing.py`, `encryption.py` or `audit_log.py`.
 """
 
@@ -14,6 +14,7 @@ from mutations.cluster import CLUSTER
 from mutations.composition import COMPOSITION
 from mutations.data import DATA
 from mutations.encryption import ENCRYPTION
+from mutations.gradients import GRADIENTS
 from mutations.images import IMAGES
 from mutations.jobs import JOBS
 from mutations.mechanism import MECHANISM
@@ -27,6 +28,7 @@ __all__ = ["MUTATIONS", "Edit", "Mutation"]
 MUTATIONS: tuple[Mutation, ...] = (
     *DATA,
     *MECHANISM,
+    *GRADIENTS,
     *PROTOCOL,
     *CLUSTER,
     *CLAIMS,

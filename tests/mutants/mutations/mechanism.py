@@ -1,11 +1,10 @@
-"""Mistakes in sampling, gradients, clipping, rounding and noise."""
+"""Mistakes in sampling, clipping, rounding and noise, and in the step that they are parts of."""
 
 from __future__ import annotations
 
 from mutations.mutation import (
     AGGREGATION_TESTS,
     API,
-    MODEL_TESTS,
     PRIVACY_TESTS,
     TRAINER,
     TRAINER_TESTS,
@@ -18,7 +17,6 @@ _STEP = TRAINER + "training/step.py"
 _CLIPPING = TRAINER + "privacy/clipping.py"
 _NOISE = TRAINER + "privacy/noise.py"
 _SET_UP = TRAINER + "training/setup.py"
-_BIT_EQUALITY = TRAINER + "models/bit_equality.py"
 _SAMPLING = TRAINER + "privacy/sampling.py"
 _NEIGHBOURS = (
     PRIVACY_TESTS + "test_clipping.py::test_neighbouring_sums_differ_by_at_most_the_grid",
@@ -253,170 +251,6 @@ MECHANISM: tuple[Mutation, ...] = (
             ),
         ),
         (TRAINING_TESTS + "test_job_variants.py::test_users_are_sampled_not_their_records",),
-    ),
-    Mutation(
-        "dropout is keyed by the slot in the micro-batch",
-        (
-            Edit(
-                TRAINER + "training/unit_gradients.py",
-                "seeds = dropout(batch.units, batch.records) + [0] * dummies",
-                "seeds = list(range(len(batch.units))) + [0] * dummies",
-            ),
-        ),
-        (TRAINING_TESTS + "test_sensitivity.py::test_sum_does_not_depend_on_the_order_of_the_batch",),
-    ),
-    Mutation(
-        "the loss is the mean over the batch's tokens instead of each record's",
-        (
-            Edit(
-                TRAINER + "models/losses.py",
-                "learned.to(dtype) / learned.sum(dim=1, keepdim=True).clamp(min=1)",
-                "learned.to(dtype) / learned.sum().clamp(min=1)",
-            ),
-        ),
-        (
-            "tests/trainer_image/models/test_losses.py"
-            "::test_causal_loss_is_the_mean_over_the_records_own_learned_tokens",
-            "tests/trainer_image/models/test_record_independence.py::test_hostile_record_changes_no_other_gradient",
-        ),
-    ),
-    Mutation(
-        "the loss in chunks is the mean over the batch's tokens instead of each record's",
-        (
-            Edit(
-                TRAINER + "models/output_head.py",
-                "weights = token_weights(labels, exact)",
-                "weights = (labels >= 0).to(exact) / (labels >= 0).sum().clamp(min=1)",
-            ),
-        ),
-        (
-            "tests/trainer_image/models/test_output_head.py::test_losses_and_gradients_are_those_of_the_whole_logits",
-            "tests/trainer_image/models/test_output_head.py::test_record_with_nan_changes_no_other_gradient",
-        ),
-    ),
-    Mutation(
-        "the loss is the mean over the batch's labelled words instead of each record's",
-        (
-            Edit(
-                TRAINER + "models/losses.py",
-                "return _mean_token_losses(logits, labels)\n",
-                "share = (labels != IGNORE_INDEX).sum(dim=1) / (labels != IGNORE_INDEX).sum().clamp(min=1)\n"
-                "    return _mean_token_losses(logits, labels) * share\n",
-            ),
-        ),
-        (
-            "tests/trainer_image/models/test_losses.py::test_tag_loss_depends_on_no_other_record",
-            "tests/trainer_image/models/test_record_independence.py::test_no_bit_depends_on_slot_other_records_or_padding",
-        ),
-    ),
-    Mutation(
-        "a quantised layer rounds its inputs on a scale of the whole batch",
-        (
-            Edit(
-                TRAINER + "models/quantized.py",
-                "return functional.linear(input, decode(codes, scales), bias)",
-                "scale = input.abs().amax().clamp(min=1e-6) / 127\n"
-                "        return functional.linear((input / scale).round() * scale, decode(codes, scales), bias)",
-            ),
-        ),
-        (
-            MODEL_TESTS + "test_quantized.py::test_self_test_passes_bit_equal",
-            MODEL_TESTS + "test_quantized.py::test_output_and_gradient_are_those_of_the_same_numbers",
-        ),
-    ),
-    Mutation(
-        "gradients that differ by rounding are accepted",
-        (Edit(_BIT_EQUALITY, "if report.bit_equal:", "if report.neighbour_error < 5e-2:"),),
-        (
-            MODEL_TESTS + "test_bit_equality.py::test_kernel_that_rounds_by_slot_computes_one_record_at_a_time",
-            TRAINING_TESTS + "test_inexact_kernels.py::test_kernel_that_rounds_by_slot_trains_one_record_at_a_time",
-        ),
-    ),
-    Mutation(
-        "steps compute more records at once than the self-test found to be exact",
-        (
-            Edit(
-                _SET_UP,
-                "micro_batch_size=at_once,",
-                "micro_batch_size=spec.training.micro_batch_size,",
-            ),
-        ),
-        (TRAINING_TESTS + "test_inexact_kernels.py::test_kernel_that_rounds_by_slot_trains_one_record_at_a_time",),
-    ),
-    Mutation(
-        "only rank 0 tests its kernels",
-        (
-            Edit(
-                _SET_UP,
-                "on_all_ranks(lambda: _test_gradients(loaded, sharding, device))",
-                "on_all_ranks(lambda: _test_gradients(loaded, sharding, device) if rank == 0 else (None, "
-                "PerExampleGradients(loaded.model, trainable_parameters(loaded.model), "
-                "record_loss(loaded.task, None)), 1))",
-            ),
-        ),
-        (TRAINING_TESTS + "test_inexact_kernels.py::test_inexact_kernel_on_one_rank_ends_the_attempt_on_all",),
-    ),
-    Mutation(
-        "only the first attempt tests its kernels",
-        (
-            Edit(
-                _SET_UP,
-                "on_all_ranks(lambda: _test_gradients(loaded, sharding, device))",
-                "on_all_ranks(lambda: _test_gradients(loaded, sharding, device) if config.attempt == 1 else (None, "
-                "PerExampleGradients(loaded.model, trainable_parameters(loaded.model), "
-                "record_loss(loaded.task, None)), 1))",
-            ),
-        ),
-        (
-            TRAINING_TESTS
-            + "test_inexact_kernels.py::test_later_attempt_on_a_machine_with_an_inexact_kernel_charges_nothing",
-        ),
-    ),
-    Mutation(
-        "the self-test compares gradients and not the integers that are added up",
-        (Edit(TRAINER + "models/self_test.py", "if worst == 0.0 and not", "if False and not"),),
-        (MODEL_TESTS + "test_self_test.py::test_finds_integers_that_depend_on_the_slot_although_gradients_do_not",),
-    ),
-    Mutation(
-        "the rows of a linear layer may be other things than records",
-        (Edit(TRAINER + "privacy/gradients.py", "self._check_rows(name, (inputs, outputs))", "pass"),),
-        (PRIVACY_TESTS + "test_gradients.py::test_layer_with_some_rows_that_are_not_records_is_refused",),
-    ),
-    Mutation(
-        "the rows of a layer with Opacus' hooks may be other things than records",
-        (
-            Edit(
-                TRAINER + "privacy/gradients.py",
-                "self._check_rows(self._names[module], (*activations, backprops))",
-                "pass",
-            ),
-        ),
-        (
-            PRIVACY_TESTS + "test_gradients.py::test_layer_with_some_rows_that_are_not_records_is_refused",
-            PRIVACY_TESTS + "test_gradients.py::test_layer_whose_rows_are_not_records_is_refused",
-        ),
-    ),
-    Mutation(
-        "the gradients of a linear layer mix records",
-        (
-            Edit(
-                TRAINER + "privacy/record_linear.py",
-                "return torch.bmm(outputs.transpose(1, 2), inputs)",
-                "return torch.bmm(outputs.transpose(1, 2), inputs.roll(1, 0))",
-            ),
-        ),
-        (PRIVACY_TESTS + "test_record_linear.py::test_gradients_are_those_of_each_record_alone",),
-    ),
-    Mutation(
-        "a gradient that is left from a failed pass is added to the next one",
-        (
-            Edit(
-                TRAINER + "privacy/gradients.py",
-                'if hasattr(parameter, "_current_grad_sample"):',
-                'if hasattr(parameter, "_any_grad_sample"):',
-            ),
-        ),
-        (PRIVACY_TESTS + "test_gradients.py::test_gradient_of_a_failed_pass_is_not_added_to_the_next",),
     ),
     Mutation(
         "a tie of the noise sampler is decided by eight bits too many",
