@@ -21,6 +21,7 @@ from tensafe_operator.plan.conditions import JobState, stalled_status
 from tensafe_operator.plan.crashes import find_crash
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
 from tensafe_operator.plan.outdated import REFUSED, current_warnings
+from tensafe_operator.plan.parsing import has_condition, pod_condition
 
 POLL_SECONDS = 10.0
 """Polling interval for changes that no watch event reports."""
@@ -134,7 +135,7 @@ def are_workers_blocked(observed: Observed, workers: WorkerCount | None) -> bool
 def count_ready_workers(pods: Iterable[Object]) -> int:
     """Return how many worker pods are ready."""
     workers = (pod for pod in pods if (pod["metadata"].get("labels") or {}).get("ray.io/node-type") == "worker")
-    return sum(_condition(pod, "Ready") == "True" for pod in workers)
+    return sum(has_condition(pod, "Ready") for pod in workers)
 
 
 def _sentence(blocker: Blocker) -> str:
@@ -194,9 +195,9 @@ def _blockers_of_warning(warning: ClusterWarning) -> Iterator[Blocker]:
 def _blockers_of_pod(pod: Object) -> Iterator[Blocker]:
     name = f"pod {pod['metadata']['name']}"
     status = pod.get("status") or {}
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            yield Blocker(Reason.UNSCHEDULABLE, f"{name}: {str(condition.get('message'))[:_LONGEST]}")
+    placed = pod_condition(pod, "PodScheduled")
+    if placed.get("reason") == "Unschedulable":
+        yield Blocker(Reason.UNSCHEDULABLE, f"{name}: {str(placed.get('message'))[:_LONGEST]}")
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     for container in containers:
         waiting = (container.get("state") or {}).get("waiting") or {}
@@ -214,8 +215,3 @@ def _reason_of_config_error(message: str) -> Reason:
     if _MISSING_OBJECT.search(message):
         return Reason.SECRET_MISSING
     return Reason.ROOT_IMAGE if _ROOT_USER.search(message) else Reason.CONTAINER_REFUSED
-
-
-def _condition(pod: Object, kind: str) -> str:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return next((str(each.get("status")) for each in conditions if each.get("type") == kind), "Unknown")

@@ -16,6 +16,7 @@ from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.observed import Object, Observed
 from tensafe_operator.plan.outdated import pods_of_open_attempt
+from tensafe_operator.plan.parsing import has_condition
 
 CRASH_SECONDS = 120
 """A container that fails so soon after its start fails again in the next pod."""
@@ -46,7 +47,7 @@ def unless_crashing(draft: Draft, state: JobState) -> JobState:
 
 def _was_stopped(pod: Object) -> bool:
     """Whether a pod is being deleted, or was ended for a reason of the cluster: an eviction, or the end of its node."""
-    return bool(pod["metadata"].get("deletionTimestamp")) or _has(pod, "DisruptionTarget")
+    return bool(pod["metadata"].get("deletionTimestamp")) or has_condition(pod, "DisruptionTarget")
 
 
 def _crashes_of(pod: Object) -> Iterator[str]:
@@ -76,10 +77,5 @@ def _reported(draft: Draft) -> Condition | None:
 
 
 def _are_all_ready(draft: Draft) -> bool:
-    ready = [pod for pod in pods_of_open_attempt(draft.observed) if _has(pod, "Ready")]
+    ready = [pod for pod in pods_of_open_attempt(draft.observed) if has_condition(pod, "Ready")]
     return len(ready) > int(draft.observed.job["spec"]["cluster"]["workers"])
-
-
-def _has(pod: Object, kind: str) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any((each.get("type"), each.get("status")) == (kind, "True") for each in conditions)

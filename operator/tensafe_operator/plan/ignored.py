@@ -19,7 +19,7 @@ from tensafe_operator.plan.conditions import JobState, set_conditions
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.observed import Object
 from tensafe_operator.plan.outdated import is_submitted
-from tensafe_operator.plan.parsing import is_terminal
+from tensafe_operator.plan.parsing import has_condition, has_ended, is_terminal, pod_condition
 
 IGNORED_SECONDS = 120
 """For how long KubeRay may do nothing with a RayJob."""
@@ -102,16 +102,14 @@ def _pods_of(draft: Draft, ray_job: Object) -> list[Object]:
     """The pods of a RayJob that have not ended."""
     number = names.attempt_named(draft.observed.job["metadata"]["name"], ray_job["metadata"]["name"])
     own = [pod for pod in draft.observed.pods if names.attempt_of(pod) == number]
-    return [pod for pod in own if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
+    return [pod for pod in own if not has_ended(pod)]
 
 
 def _head_ready_since(pods: Iterable[Object]) -> float | None:
     """Since when the head is ready, in seconds since the epoch; None where it is not."""
     for pod in pods:
-        if pod["metadata"]["labels"].get(names.RAY_NODE_TYPE) == "head":
-            for condition in (pod.get("status") or {}).get("conditions") or ():
-                if (condition.get("type"), condition.get("status")) == ("Ready", "True"):
-                    return parse_time(condition.get("lastTransitionTime")) or 0.0
+        if pod["metadata"]["labels"].get(names.RAY_NODE_TYPE) == "head" and has_condition(pod, "Ready"):
+            return parse_time(pod_condition(pod, "Ready").get("lastTransitionTime")) or 0.0
     return None
 
 

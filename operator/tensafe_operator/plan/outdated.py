@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tensafe_operator import names
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
+from tensafe_operator.plan.parsing import has_ended
 
 REFUSED = ("FailedToCreateHeadPod", "FailedToCreateWorkerPod", "FailedToCreateRayCluster", "FailedToCreateService")
 """Reasons of KubeRay's Events about objects that the API server refuses to create."""
@@ -79,10 +80,7 @@ def _attempts(observed: Observed) -> list[Object]:
 
 def _is_replaced(pod: Object) -> bool:
     """Whether the pod is being deleted or has ended, so that KubeRay creates another one."""
-    return bool(pod["metadata"].get("deletionTimestamp")) or (pod.get("status") or {}).get("phase") in (
-        "Succeeded",
-        "Failed",
-    )
+    return bool(pod["metadata"].get("deletionTimestamp")) or has_ended(pod)
 
 
 def _is_pending(pod: Object) -> bool:

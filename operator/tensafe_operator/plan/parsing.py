@@ -17,6 +17,22 @@ def is_terminal(ray_job: Object) -> bool:
     return ended or status.get("jobDeploymentStatus") in ("Complete", "Failed", "ValidationFailed")
 
 
+def has_ended(pod: Object) -> bool:
+    """Return whether all containers of a pod have ended, and it will not run again."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def pod_condition(pod: Object, kind: str) -> Object:
+    """Return a condition of a pod, such as Ready; empty where the pod does not have it yet."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return next((each for each in conditions if each.get("type") == kind), {})
+
+
+def has_condition(pod: Object, kind: str) -> bool:
+    """Return whether a condition of a pod is true."""
+    return pod_condition(pod, kind).get("status") == "True"
+
+
 def has_final_outcome(record: LedgerStatus) -> bool:
     """Return whether the ledger records the end of the job: a final outcome and a final checkpoint."""
     return record.outcome in _FINAL_OUTCOMES and any(release.final for release in record.releases)

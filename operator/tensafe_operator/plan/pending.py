@@ -18,6 +18,7 @@ from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.ignored import has_waited
 from tensafe_operator.plan.observed import Object
+from tensafe_operator.plan.parsing import pod_condition
 
 PENDING_SECONDS = 300
 """For how long a pod may wait for a node, and then for its volumes and its network."""
@@ -36,8 +37,7 @@ def unless_pending(draft: Draft, state: JobState) -> JobState:
 def _wait_of(draft: Draft, pod: Object) -> tuple[float | None, Blocker]:
     """Since when a pod waits, in seconds since the epoch (None where it does not), and for what."""
     name, status = pod["metadata"]["name"], pod.get("status") or {}
-    conditions = {str(each.get("type")): each for each in status.get("conditions") or ()}
-    placed = conditions.get("PodScheduled") or {}
+    placed = pod_condition(pod, "PodScheduled")
     if status.get("phase") != "Pending" or pod["metadata"].get("deletionTimestamp"):
         return None, Blocker(Reason.STARTING, "")
     if placed.get("reason") == "SchedulingGated":
@@ -47,7 +47,7 @@ def _wait_of(draft: Draft, pod: Object) -> tuple[float | None, Blocker]:
         text = f"pod {name}: no scheduler has looked for a node in {PENDING_SECONDS} s{_because(placed)}"
         blocker = Blocker(Reason.UNSCHEDULABLE, text, fixes.SCHEDULER)
         return parse_time(pod["metadata"].get("creationTimestamp")), blocker
-    if (conditions.get("PodReadyToStartContainers") or {}).get("status") != "False":
+    if pod_condition(pod, "PodReadyToStartContainers").get("status") != "False":
         return None, Blocker(Reason.STARTING, "")
     about = (each for each in reversed(draft.observed.warnings) if (each.kind, each.name) == ("Pod", name))
     about = (each for each in about if each.reason != "FailedScheduling")  # the pod has a node now

@@ -16,7 +16,7 @@ from tensafe_operator.plan.blockers import Blocker, blocked_state
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.observed import Observed
-from tensafe_operator.plan.parsing import is_terminal
+from tensafe_operator.plan.parsing import has_ended, is_terminal
 
 DELETED_SECONDS = 120
 """For how long a pod may run after the end of its attempt until its deletion is requested."""
@@ -52,8 +52,7 @@ def find_predecessors(observed: Observed, number: int, now: float) -> Predecesso
         if deletion is not None:
             wakes.append(deletion + FORGOTTEN_SECONDS)
         forgotten = deletion is not None and now >= deletion + FORGOTTEN_SECONDS
-        ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-        if attempt is not None and attempt <= number and not ended and not forgotten:
+        if attempt is not None and attempt <= number and not has_ended(pod) and not forgotten:
             alive = True
             kept = kept or ("" if deletion is not None else str(pod["metadata"]["name"]))
     return Predecessors(alive, tuple(wakes), kept)
