@@ -17,7 +17,7 @@ CARRIER_MAX = 2**31 - 1
 def saturate(local_sum: np.ndarray) -> np.ndarray:
     """An int64 [d] sum of clipped units, clipped to ±(2^31−1): int32 [d]."""
     saturated = np.empty(local_sum.shape, dtype=np.int32)
-    np.clip(local_sum, -CARRIER_MAX, CARRIER_MAX, out=saturated, casting="unsafe")  # clipped first, then cast
+    np.clip(local_sum, -CARRIER_MAX, CARRIER_MAX, out=saturated)  # clipped as int64, then cast
     return saturated
 
 
