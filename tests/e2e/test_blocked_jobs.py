@@ -28,6 +28,12 @@ def stalled(status: dict[str, Any]) -> str:
     return next((f"{each['reason']}: {each['message']}" for each in found), "")
 
 
+def reason_of_waiting(status: dict[str, Any]) -> str:
+    """Reason and message of the condition Ready, which every job has."""
+    ready = next((each for each in status.get("conditions", ()) if each["type"] == "Ready"), {})
+    return f"{ready.get('reason')}: {ready.get('message')}"
+
+
 @contextmanager
 def blocked_job(team: TeamNamespace, stopwatch: Stopwatch, reason: str, **changes: Any) -> Iterator[str]:
     """Submit a job that is blocked for a reason, and check that it reports the reason in time.
@@ -36,8 +42,9 @@ def blocked_job(team: TeamNamespace, stopwatch: Stopwatch, reason: str, **change
     """
     with stopwatch(f"apply → {reason} reported", goal=REPORT_SECONDS):
         team.submit(**changes)
-        status = team.wait_for_status(lambda status: stalled(status).startswith(reason), 60)
-    yield stalled(status)
+        status = team.wait_for_status(lambda status: reason_of_waiting(status).startswith(reason), 60)
+    assert bool(stalled(status)) == (reason != "Unschedulable"), "an autoscaler may still add a node"
+    yield reason_of_waiting(status)
     assert not stalled(team.wait_for_step(1, 300))
     team.kubectl("delete", "tsj", "triage", "--timeout=300s")
     team.wait_until_none(lambda: team.pod_names(), 180)

@@ -71,8 +71,8 @@ def wait_for_blocker(team: TeamNamespace, text: str) -> None:
     """Wait until the job reports what keeps its pods, and check that none of the three has a node."""
 
     def is_reported(status: dict[str, Any]) -> bool:
-        stalled = next((each for each in status.get("conditions", ()) if each["type"] == "Stalled"), {})
-        return stalled.get("reason") == "Unschedulable" and text in stalled["message"]
+        ready = next((each for each in status.get("conditions", ()) if each["type"] == "Ready"), {})
+        return ready.get("reason") == "Unschedulable" and text in ready["message"]
 
     team.wait_for_status(is_reported, 120)
     pods = json.loads(team.kubectl("get", "pods", "-l", "tensafe.io/job=triage", "-o", "json"))["items"]

@@ -42,7 +42,7 @@ from tensafe_operator.plan.ledger import (
 )
 from tensafe_operator.plan.observed import Decision, Object, Observed
 from tensafe_operator.plan.parsing import has_final_outcome, is_partial, parse_ledger_spec, parse_ledger_status
-from tensafe_operator.plan.pending import unless_pending
+from tensafe_operator.plan.pending import unless_node_may_come, unless_pending
 from tensafe_operator.plan.resolved import has_resolved_image, resolve_image, with_digest, with_resolved
 from tensafe_operator.plan.retry import backoff_end, end_attempt
 from tensafe_operator.plan.starting import correct_children, start_attempt, with_profile
@@ -142,16 +142,23 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
         return  # the trainer saves a checkpoint and stops
     blocked = are_workers_blocked(draft.observed, draft.status.workers) or is_crashing(draft)
     if assessment.state is AttemptState.STARTING or (assessment.state is AttemptState.RUNNING and blocked):
-        state = unless_crashing(draft, starting_state(draft.observed, Phase.STARTING))
-        state = state if state.stalled else unless_ignored(draft, state)
-        draft.set_state(state if state.stalled else unless_pending(draft, state))
-        return  # KubeRay starts the pods, or a user removes the blocker
+        draft.set_state(_state_of_start(draft))
+        return  # KubeRay starts the pods, an autoscaler adds a node, or a user removes the blocker
     phase = _PHASES[assessment.state]
     if not draft.observed.guarded or is_correction_refused(draft.observed):
         draft.set_state(starting_state(draft.observed, phase))
         return  # the attempt continues, and the cluster administrator installs the policies or grants the right
     draft.set_state(JobState(phase, assessment.reason, assessment.message))
     # The trainer charges the ledger, or Kueue admits the RayJob.
+
+
+def _state_of_start(draft: Draft) -> JobState:
+    """The state of a job whose pods are not all ready: stalled where a user has to act."""
+    state = unless_crashing(draft, unless_node_may_come(draft, starting_state(draft.observed, Phase.STARTING)))
+    if state.reason is not Reason.STARTING:
+        return state
+    state = unless_ignored(draft, state)
+    return state if state.stalled else unless_pending(draft, state)
 
 
 def _decide_next_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus | None, last: Attempt | None) -> None:

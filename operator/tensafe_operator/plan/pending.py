@@ -1,13 +1,17 @@
-"""Pending: find the pod that waits although no error of it is known.
+"""Pending: find the pod that waits for too long.
 
 A volume that another pod holds, a network of pods that is not ready, and a scheduler or a queue that does not exist
-leave a pod Pending for ever. Pulling a large image takes long, too. It begins when the volumes and the network are
-ready, and is not waited for here.
+leave a pod Pending for ever, without a known error. Pulling a large image takes long, too. It begins when the volumes
+and the network are ready, and is not waited for here.
+
+A pod for which the scheduler finds no node may get one from an autoscaler. The job reports the reason at once, and is
+stalled only if no node comes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tensafe_api import fixes
@@ -22,6 +26,10 @@ from tensafe_operator.plan.parsing import pod_condition
 
 PENDING_SECONDS = 300
 """For how long a pod may wait for a node, and then for its volumes and its network."""
+NODE_SECONDS = 600
+"""For how long a pod for which the scheduler finds no node may wait for an autoscaler. Most machines with GPUs are
+ready in less; Argo CD and kstatus report a stalled job as failed.
+"""
 _LONGEST = 400
 
 
@@ -32,6 +40,16 @@ def unless_pending(draft: Draft, state: JobState) -> JobState:
         if since is not None and has_waited(draft, state, since, PENDING_SECONDS):
             return blocked_state(blocker, state.phase)
     return state
+
+
+def unless_node_may_come(draft: Draft, state: JobState) -> JobState:
+    """Return `state`, or the same with `stalled` unset: while an autoscaler may still add a node for the pods."""
+    if state.reason is not Reason.UNSCHEDULABLE:
+        return state
+    placed = (pod_condition(pod, "PodScheduled") for pod in draft.observed.pods)
+    refused = [each for each in placed if each.get("reason") == Reason.UNSCHEDULABLE]
+    since = min((parse_time(each.get("lastTransitionTime")) or 0.0 for each in refused), default=0.0)
+    return state if has_waited(draft, state, since, NODE_SECONDS) else replace(state, stalled=False)
 
 
 def _wait_of(draft: Draft, pod: Object) -> tuple[float | None, Blocker]:

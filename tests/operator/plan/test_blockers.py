@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import FakeCluster, condition, running_job, started_job
+from e2e.platform.fixtures.fake_cluster import FakeCluster, condition, started_job
 from tensafe_api.reasons import Phase, Reason
 from tensafe_operator.plan.blockers import count_ready_workers, find_blocker, starting_state
 from tensafe_operator.plan.observed import ClusterWarning, Observed
@@ -157,21 +157,6 @@ def test_running_pods_are_not_blocked() -> None:
     running = pod(phase="Running", conditions=[{"type": "Ready", "status": "True"}])
     assert find_blocker(observe(running)) is None
     assert count_ready_workers([running, pod(phase="Pending")]) == 1
-
-
-def test_running_job_is_stalled_while_lost_workers_cannot_be_scheduled() -> None:
-    """As after a drain without room on other nodes: the ledger still shows recent charges."""
-    cluster, operator = running_job()
-    (worker,) = (pod for name, pod in cluster.pods.items() if name.endswith("worker"))
-    no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: no room"}
-    before, worker["status"] = worker["status"], {"phase": "Pending", "conditions": [no_room]}
-    operator.settle()
-    assert cluster.status["phase"] == "Starting"
-    assert condition(cluster, "Stalled")["reason"] == "Unschedulable"
-    worker["status"] = before
-    operator.settle()
-    assert cluster.status["phase"] == "Running"
-    assert condition(cluster, "Stalled")["status"] == "False"
 
 
 @pytest.mark.parametrize(("phase", "found"), [("Pending", True), ("Running", False)])

@@ -1,4 +1,4 @@
-"""A pod that stays Pending although no error of it is known."""
+"""A pod that stays Pending: without a known error, or because no node fits it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, started_job
+from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, running_job, started_job
 from tensafe_api import fixes
 from tensafe_api.timestamps import format_time
 from tensafe_operator.plan.observed import ClusterWarning
-from tensafe_operator.plan.pending import PENDING_SECONDS
+from tensafe_operator.plan.pending import NODE_SECONDS, PENDING_SECONDS
 
 WORKER = "claims-triage-a1-worker"
 HELD = ClusterWarning("Pod", WORKER, "FailedAttachVolume", "Multi-Attach error for volume: used by pod notebook")
@@ -92,3 +92,73 @@ def test_pull_of_a_large_image_stalls_no_job() -> None:
     cluster.now += 10 * PENDING_SECONDS
     operator.settle()
     assert stalled(cluster)["status"] == "False"
+
+
+NO_ROOM = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
+
+
+def job_without_a_node() -> tuple[FakeCluster, FakeOperator]:
+    """A job for whose worker the scheduler has just found no node."""
+    cluster, operator = waiting_job(PodScheduled=("False", "Unschedulable"))
+    cluster.pods[WORKER]["status"]["conditions"][0]["message"] = "0/3 nodes: no GPU"
+    operator.settle()
+    return cluster, operator
+
+
+def test_job_reports_at_once_that_no_node_fits_and_waits_for_an_autoscaler() -> None:
+    """Argo CD would otherwise show it as Degraded, and kstatus as failed, for as long as each machine starts."""
+    cluster, operator = job_without_a_node()
+    for kind in ("Ready", "Reconciling"):
+        assert condition(cluster, kind)["reason"] == "Unschedulable"
+        assert f"pod {WORKER}: 0/3 nodes: no GPU: Lower cluster.worker" in condition(cluster, kind)["message"]
+    assert (stalled(cluster)["status"], condition(cluster, "Reconciling")["status"]) == ("False", "True")
+    assert operator.wake == cluster.now + NODE_SECONDS
+
+
+def test_job_is_stalled_where_no_node_comes_in_ten_minutes() -> None:
+    cluster, operator = job_without_a_node()
+    cluster.now += NODE_SECONDS - 1
+    operator.settle()
+    assert stalled(cluster)["status"] == "False"
+    cluster.now += 1
+    operator.settle()
+    assert (stalled(cluster)["status"], stalled(cluster)["reason"]) == ("True", "Unschedulable")
+    assert condition(cluster, "Reconciling")["status"] == "False"
+    cluster.now += 60
+    operator.settle()
+    assert stalled(cluster)["status"] == "True", "the report stays"
+    cluster.pods[WORKER]["status"] = {"phase": "Running"}
+    operator.settle()
+    assert (stalled(cluster)["status"], condition(cluster, "Ready")["reason"]) == ("False", "Starting")
+
+
+def test_each_lost_worker_of_a_running_job_may_wait_for_a_node() -> None:
+    """As after a drain without room on other nodes: the ledger still shows recent charges."""
+    cluster, operator = running_job()
+    (worker,) = (pod for name, pod in cluster.pods.items() if name.endswith("worker"))
+    cluster.now += NODE_SECONDS
+    before = worker["status"]
+    worker["status"] = {
+        "phase": "Pending",
+        "conditions": [{**NO_ROOM, "lastTransitionTime": format_time(cluster.now)}],
+    }
+    operator.settle()
+    assert (cluster.status["phase"], stalled(cluster)["status"]) == ("Starting", "False")
+    assert condition(cluster, "Ready")["reason"] == "Unschedulable"
+    worker["status"] = before
+    operator.settle()
+    assert (cluster.status["phase"], stalled(cluster)["status"]) == ("Running", "False")
+
+
+def test_pod_without_a_node_hides_no_crash() -> None:
+    """A pod that fails is replaced, and its replacement may wait for a node. The crash is the cause to remove."""
+    cluster, operator = started_job()
+    cluster.start_pods()
+    crashed = {"name": "worker", "state": {"terminated": {"exitCode": 1}}}
+    cluster.pods[WORKER]["status"] = {"phase": "Failed", "containerStatuses": [crashed]}
+    operator.settle()
+    assert stalled(cluster)["reason"] == "CrashLoop"
+    placed = {**NO_ROOM, "lastTransitionTime": format_time(cluster.now)}
+    cluster.pods[WORKER]["status"] = {"phase": "Pending", "conditions": [placed]}
+    operator.settle()
+    assert (stalled(cluster)["status"], stalled(cluster)["reason"]) == ("True", "CrashLoop")
