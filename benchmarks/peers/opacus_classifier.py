@@ -1,9 +1,12 @@
 """SST-2 or E2E by Opacus: the test accuracy that one process with ``PrivacyEngine`` reaches at an epsilon.
 
 The noise multiplier is the one that Opacus finds with its default accountant, PRV. One accuracy for each seed goes out.
-``benchmarks/accuracy.py`` compares them with TenSafe's. To run this module alone:
+``benchmarks/accuracy.py`` compares them with TenSafe's. Opacus has no learning rate: its user takes the optimiser's, or
+searches one. So there are two peers, one with TenSafe's rate and schedule, and one with PyTorch's default and none. To
+run this module alone:
 
     .venv/bin/python -m benchmarks.peers.opacus_classifier --epsilon 3
+    .venv/bin/python -m benchmarks.peers.opacus_classifier --epsilon 3 --defaults
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ from benchmarks import corpora, minilm
 from benchmarks.classification import TARGET_EPSILON, WORKLOADS, Workload, add_data_option
 from benchmarks.peers.opacus_trainer import Settings, train
 
+DEFAULT_RATE = float(torch.optim.AdamW([torch.zeros(1)]).defaults["lr"])
+"""AdamW's own learning rate, 1e-3."""
+
 
 def noise_multiplier(workload: Workload, epsilon: float, steps: int) -> float:
     """The sigma of ``make_private_with_epsilon``, in clip norms, for ``steps`` Poisson steps of the workload."""
@@ -35,12 +41,15 @@ def noise_multiplier(workload: Workload, epsilon: float, steps: int) -> float:
     )
 
 
-def accuracies(workload: Workload, epsilon: float, seeds: Iterable[int], steps: int) -> Iterator[float]:
+def accuracies(
+    workload: Workload, epsilon: float, seeds: Iterable[int], steps: int, *, defaults: bool = False
+) -> Iterator[float]:
     """Yields the test accuracy of one training run for each seed.
 
     Args:
         epsilon: what all steps spend, by Opacus' accountant.
         seeds: each fixes the initial values of classifier and LoRA factors, the draws and the noise.
+        defaults: train at AdamW's own learning rate, without a schedule.
 
     Raises:
         corpora.CorpusMissing: the data set is not on this machine.
@@ -53,7 +62,8 @@ def accuracies(workload: Workload, epsilon: float, seeds: Iterable[int], steps: 
         sample_rate=workload.sample_rate,
         steps=steps,
         expected_batch=workload.expected_batch,
-        learning_rate=workload.learning_rate,
+        learning_rate=DEFAULT_RATE if defaults else workload.learning_rate,
+        constant_rate=defaults,
         max_grad_norm=workload.max_grad_norm,
     )
     for seed in seeds:
@@ -69,6 +79,7 @@ def main() -> int:
     parser.add_argument("--epsilon", type=float, default=TARGET_EPSILON)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--learning-rate", type=float, help="AdamW's rate at the peak (default: the workload's)")
+    parser.add_argument("--defaults", action="store_true", help="AdamW's own learning rate, and no schedule")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -78,7 +89,7 @@ def main() -> int:
     started = time.perf_counter()
     found = []
     try:
-        for accuracy in accuracies(workload, options.epsilon, options.seeds, workload.steps):
+        for accuracy in accuracies(workload, options.epsilon, options.seeds, workload.steps, defaults=options.defaults):
             found.append(accuracy)
             elapsed = time.perf_counter() - started
             seed = options.seeds[len(found) - 1]

@@ -29,7 +29,8 @@ class Settings:
     """One private training run.
 
     ``sample_rate`` is each row's probability to join a step, ``expected_batch`` the divisor of the summed gradients and
-    ``micro_batch`` the rows of one backward pass.
+    ``micro_batch`` the rows of one backward pass. The learning rate warms up and decays linearly, as TenSafe's does;
+    with ``constant_rate`` it stays. Opacus has no schedule of its own.
     """
 
     noise_multiplier: float
@@ -40,6 +41,7 @@ class Settings:
     max_grad_norm: float = 1.0
     weight_decay: float = 0.01
     warmup_ratio: float = 0.1
+    constant_rate: bool = False
     micro_batch: int = 64
 
 
@@ -93,11 +95,11 @@ def make_private(
 def take_steps(
     model: torch.nn.Module, optimizer: DPOptimizer, draws: Iterator[Sequence[torch.Tensor]], settings: Settings
 ) -> None:
-    """Take all steps of ``settings``, each on the next of ``draws``, at the rate of the linear schedule."""
+    """Take all steps of ``settings``, each on the next of ``draws``."""
     for step in range(settings.steps):
-        rate = settings.learning_rate * linear_schedule(step, settings.steps, settings.warmup_ratio)
+        factor = 1.0 if settings.constant_rate else linear_schedule(step, settings.steps, settings.warmup_ratio)
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = settings.learning_rate * factor
         take_step(model, optimizer, next(draws), settings.micro_batch)
 
 

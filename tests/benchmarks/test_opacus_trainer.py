@@ -82,3 +82,23 @@ def test_schedule_equals_tensafes(steps: int, warmup_ratio: float, warmup: int) 
     theirs = learning_rate_schedule(1.0, "Linear", steps, warmup)
     for step in range(steps):
         assert opacus_trainer.linear_schedule(step, steps, warmup_ratio) == pytest.approx(theirs(step))
+
+
+@pytest.mark.parametrize("constant_rate", [True, False])
+def test_rate_without_a_schedule_stays(constant_rate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = []
+    monkeypatch.setattr(
+        opacus_trainer, "take_step", lambda model, optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])
+    )
+    settings = opacus_trainer.Settings(
+        noise_multiplier=1.0,
+        sample_rate=0.5,
+        steps=10,
+        expected_batch=EXPECTED,
+        learning_rate=1.0,
+        constant_rate=constant_rate,
+    )
+    model = Tiny()
+    optimizer = SimpleNamespace(param_groups=torch.optim.AdamW(model.parameters()).param_groups)
+    opacus_trainer.take_steps(model, optimizer, iter([()] * 10), settings)
+    assert (rates == [1.0] * 10) == constant_rate and len(rates) == 10
