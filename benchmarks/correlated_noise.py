@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import corpora, minilm
 from benchmarks.classification import SST2, TARGET_EPSILON
-from benchmarks.learning_rates import frozen_outputs, numbered, use_cached_outputs
+from benchmarks.frozen_layers import frozen_outputs, numbered, use_cached_outputs
 from benchmarks.peers.opacus_trainer import Settings, make_private, take_steps
 from tensafe_api import accounting
 

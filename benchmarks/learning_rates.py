@@ -5,8 +5,7 @@ The quickstart's job, or that of the SST-2 benchmark, comes in (noise, steps, ba
 evaluation notes, or on SST-2's dev split. ``docs/choosing-hyperparameters.md`` quotes it. Opacus trains in one process,
 so a sweep needs neither Ray nor a ledger.
 
-The layers below the adapter never change. Their outputs are computed once, which makes each further run about three
-times as fast and changes the figures only by rounding.
+The outputs of the layers below the adapter are computed once (``frozen_layers``).
 
     .venv/bin/python -m benchmarks.learning_rates --rates 5e-3 1e-2 2e-2 5e-2
     .venv/bin/python -m benchmarks.learning_rates --data sst2 --rates 2e-2 --set spec.training.expectedBatchSize=1024 \
@@ -20,14 +19,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from peft import PeftModel
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import corpora, minilm, tensafe_job
+from benchmarks.frozen_layers import frozen_outputs, numbered, use_cached_outputs
 from benchmarks.peers.opacus_trainer import Settings, train
 from tensafe_api.manifest import load_manifest
 from tensafe_api.resolve import resolve_job
@@ -35,42 +31,6 @@ from tensafe_api.resources.job import Spec
 from tensafe_api.resources.numeric import parse_decimal
 
 EXAMPLE = corpora.ROOT / "examples" / "quickstart"
-
-
-class CachedOutputs(nn.Module):
-    """Replaces the embeddings and the frozen layers: returns their outputs for a row, by the row's number."""
-
-    def __init__(self, hidden: Tensor) -> None:
-        super().__init__()
-        self.hidden = hidden
-
-    def forward(self, input_ids: Tensor, **_: object) -> Tensor:
-        """``input_ids`` has the row's number in its first column; returns ``[rows, tokens, width]``."""
-        return self.hidden[input_ids[:, 0]]
-
-
-@torch.inference_mode()
-def frozen_outputs(rows: TensorDataset, layers: int) -> Tensor:
-    """The outputs of the first ``layers`` layers for every row, fp32 ``[rows, tokens, width]``."""
-    model = minilm.load_model(minilm.Adapter(), num_labels=2, seed=0).eval()
-    encoder: Any = model.get_base_model().bert
-    encoder.encoder.layer = encoder.encoder.layer[:layers]
-    outputs = [encoder(input_ids=ids, attention_mask=mask)[0] for ids, mask, _ in DataLoader(rows, batch_size=128)]
-    return torch.cat(outputs).clone()
-
-
-def use_cached_outputs(model: PeftModel, hidden: Tensor, layers: int) -> None:
-    """Let ``model`` read ``hidden``, the outputs of its first ``layers`` layers, instead of computing them."""
-    encoder: Any = model.get_base_model().bert
-    encoder.embeddings, encoder.encoder.layer = CachedOutputs(hidden), encoder.encoder.layer[layers:]
-
-
-def numbered(rows: TensorDataset, start: int) -> TensorDataset:
-    """``rows`` with their numbers, from ``start``, in place of their tokens."""
-    ids, mask, labels = rows.tensors
-    numbers = torch.zeros_like(ids)
-    numbers[:, 0] = torch.arange(start, start + len(ids))
-    return TensorDataset(numbers, mask, labels)
 
 
 def _manifest(data: str) -> Path | str:

@@ -22,6 +22,7 @@ from opacus.accountants.utils import get_noise_multiplier
 
 from benchmarks import corpora, minilm
 from benchmarks.classification import TARGET_EPSILON, WORKLOADS, Workload, add_data_option
+from benchmarks.frozen_layers import frozen_outputs, numbered, use_cached_outputs
 from benchmarks.peers.opacus_trainer import Settings, train
 
 DEFAULT_RATE = float(torch.optim.AdamW([torch.zeros(1)]).defaults["lr"])
@@ -66,10 +67,14 @@ def accuracies(
         constant_rate=defaults,
         max_grad_norm=workload.max_grad_norm,
     )
+    adapter = minilm.Adapter()
+    frozen = min(adapter.layers)
+    hidden = torch.cat([frozen_outputs(train_rows, frozen), frozen_outputs(test_rows, frozen)])
     for seed in seeds:
-        model = minilm.load_model(minilm.Adapter(), workload.num_labels, seed)
-        train(model, train_rows, settings, seed)
-        yield minilm.accuracy(model, test_rows)
+        model = minilm.load_model(adapter, workload.num_labels, seed)
+        use_cached_outputs(model, hidden, frozen)
+        train(model, numbered(train_rows, 0), settings, seed)
+        yield minilm.accuracy(model, numbered(test_rows, len(train_rows)))
 
 
 def main() -> int:
@@ -93,7 +98,7 @@ def main() -> int:
             found.append(accuracy)
             elapsed = time.perf_counter() - started
             seed = options.seeds[len(found) - 1]
-            print(f"opacus {workload.name} seed {seed}: accuracy {accuracy:.4f} ({elapsed:.0f} s)")
+            print(f"opacus {workload.name} seed {seed}: accuracy {accuracy:.4f} ({elapsed:.0f} s)", flush=True)
     except corpora.CorpusMissing as missing:
         print(f"skipped: {missing}")
         return 0
