@@ -155,9 +155,7 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
 def _state_of_start(draft: Draft) -> JobState:
     """The state of a job whose pods are not all ready: stalled where a user has to act."""
     state = unless_crashing(draft, unless_node_may_come(draft, starting_state(draft.observed, Phase.STARTING)))
-    if state.reason is not Reason.STARTING:
-        return state
-    state = unless_ignored(draft, state)
+    state = state if state.stalled else unless_ignored(draft, state)
     return state if state.stalled else unless_pending(draft, state)
 
 

@@ -1,7 +1,8 @@
 """Blockers: find what keeps the pods of an attempt from running, in the words of the component that refuses.
 
 The first blocker that a user has to remove is reported: first missing policies and KubeRay, then what the API server
-refuses, then what the pods wait for. The job continues without another step of the user once the blocker is removed.
+refuses, then what the pods wait for, a node last, because an autoscaler may add one. The job continues without another
+step of the user once the blocker is removed.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def find_blocker(observed: Observed) -> Blocker | None:
         return Blocker(Reason.GUARD_MISSING, Reason.GUARD_MISSING.sentence)
     if not observed.kuberay:
         return Blocker(Reason.KUBERAY_MISSING, Reason.KUBERAY_MISSING.sentence)
-    blocker = next(_blockers(observed), None)
+    found = sorted(_blockers(observed), key=lambda each: each.reason is Reason.UNSCHEDULABLE)
+    blocker = next(iter(found), None)
     return blocker and replace(blocker, fix=_fix_of_cause(observed, blocker))
 
 

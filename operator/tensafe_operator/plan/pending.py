@@ -56,7 +56,11 @@ def _wait_of(draft: Draft, pod: Object) -> tuple[float | None, Blocker]:
     """Since when a pod waits, in seconds since the epoch (None where it does not), and for what."""
     name, status = pod["metadata"]["name"], pod.get("status") or {}
     placed = pod_condition(pod, "PodScheduled")
-    if status.get("phase") != "Pending" or pod["metadata"].get("deletionTimestamp"):
+    if (
+        status.get("phase") != "Pending"
+        or pod["metadata"].get("deletionTimestamp")
+        or placed.get("reason") == Reason.UNSCHEDULABLE  # the scheduler has looked, and `blockers` reports its answer
+    ):
         return None, Blocker(Reason.STARTING, "")
     if placed.get("reason") == "SchedulingGated":
         text = f"pod {name}: its scheduling gates are not removed after {PENDING_SECONDS} s"

@@ -13,7 +13,7 @@ from tensafe_api.timestamps import format_time
 from tensafe_operator.plan.observed import ClusterWarning
 from tensafe_operator.plan.pending import NODE_SECONDS, PENDING_SECONDS
 
-WORKER = "claims-triage-a1-worker"
+HEAD, WORKER = "claims-triage-a1-head", "claims-triage-a1-worker"
 HELD = ClusterWarning("Pod", WORKER, "FailedAttachVolume", "Multi-Attach error for volume: used by pod notebook")
 
 
@@ -162,3 +162,31 @@ def test_pod_without_a_node_hides_no_crash() -> None:
     cluster.pods[WORKER]["status"] = {"phase": "Pending", "conditions": [placed]}
     operator.settle()
     assert (stalled(cluster)["status"], stalled(cluster)["reason"]) == ("True", "CrashLoop")
+
+
+def test_pod_without_a_node_hides_nothing_that_a_user_has_to_fix() -> None:
+    """A node may still come, but the image of another pod will not. The head's pod is the first in every list."""
+    cluster, operator = job_without_a_node()
+    cluster.pods[HEAD]["status"] = cluster.pods[WORKER]["status"]
+    waiting = {"reason": "ImagePullBackOff"}
+    unpulled = [{"name": "worker", "image": "trainer:typo", "state": {"waiting": waiting}}]
+    cluster.pods[WORKER]["status"] = {"phase": "Pending", "containerStatuses": unpulled}
+    operator.settle()
+    assert (stalled(cluster)["status"], stalled(cluster)["reason"]) == ("True", "ImagePullFailed")
+
+
+def test_pod_without_a_node_hides_no_crash_of_another_pod() -> None:
+    cluster, operator = job_without_a_node()
+    crashed = {"name": "head", "state": {"terminated": {"exitCode": 1}}}
+    cluster.pods[HEAD]["status"] = {"phase": "Failed", "containerStatuses": [crashed]}
+    operator.settle()
+    assert (stalled(cluster)["status"], stalled(cluster)["reason"]) == ("True", "CrashLoop")
+
+
+def test_pod_without_a_node_hides_no_volume_that_another_pod_waits_for() -> None:
+    cluster, operator = waiting_job(**PLACED, PodReadyToStartContainers=("False", ""))
+    cluster.now += PENDING_SECONDS
+    placed = {**NO_ROOM, "lastTransitionTime": format_time(cluster.now)}
+    cluster.pods[HEAD]["status"] = {"phase": "Pending", "conditions": [placed]}
+    operator.settle()
+    assert (stalled(cluster)["status"], stalled(cluster)["reason"]) == ("True", "ContainerRefused")
