@@ -48,6 +48,18 @@ def test_fix_of_a_cause_takes_the_place_of_the_reasons_own(fix: str) -> None:
     assert found.fix == fix
 
 
+def test_reason_that_stalls_no_job_yet_is_the_operators() -> None:
+    """The operator gives an autoscaler ten minutes, but has found the reason at once."""
+    no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
+    pod = {"metadata": {"name": "x", "uid": "2"}, "status": {"phase": "Pending", "conditions": [no_room]}}
+    message = f"pod x: 0/3 nodes: no GPU: {Reason.UNSCHEDULABLE.fix}"
+    job = job_with(status_of(Phase.STARTING, Reason.UNSCHEDULABLE, message))
+    found = diagnose(Seen(job, pods=[pod]), NOW)
+    assert (found.reason, found.by_operator) == (Reason.UNSCHEDULABLE, True)
+    assert found.what == f"{Reason.UNSCHEDULABLE.sentence} pod x: 0/3 nodes: no GPU"
+    assert found.fix == Reason.UNSCHEDULABLE.fix
+
+
 def test_event_of_the_job_that_reports_an_earlier_problem_is_not_repeated() -> None:
     """The API server keeps it for an hour, and the operator has written since that nothing blocks the job."""
     about = {"kind": "TenSafeTrainingJob", "name": "triage", "uid": "1"}
