@@ -59,3 +59,14 @@ OWN_FIXES: Final = (
     GANG,
     GATES,
 )
+
+
+def split_fix(message: str, general: str) -> tuple[str, str]:
+    """Return what a message says has happened, and the fix with which it ends.
+
+    Args:
+        message: of a condition whose reason has a fix.
+        general: the fix of the reason; it is returned where the message ends with none.
+    """
+    fix = next((own for own in OWN_FIXES if message.endswith(own)), general)
+    return (message.removesuffix(fix).rstrip(" :") if fix else message), fix

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensafe_api.fixes import OWN_FIXES
+from tensafe_api.fixes import split_fix
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.job import KIND
 from tensafe_api.timestamps import parse_time
@@ -105,8 +105,7 @@ def _state(seen: Seen, now: float) -> Diagnosis:
         name = job["metadata"]["name"]
         return Diagnosis(word, message or reason.sentence, f"{reason.fix} `kubectl tensafe resume {name}` does this.")
     # The message of a blocked job ends with the fix, which is shown by itself.
-    fix = next((own for own in OWN_FIXES if message.endswith(own)), reason.fix)
-    detail = message.removesuffix(fix).rstrip(" :") if fix else message
+    detail, fix = split_fix(message, reason.fix)
     what = detail if reason.sentence in detail else f"{reason.sentence} {detail}".rstrip()
     return Diagnosis(word, what, fix)
 

@@ -71,7 +71,7 @@ def ray_job(
         key_secret: name of the Secret with the job's key.
         account: name of the workers' service account.
     """
-    name, start_deadline = names.ray_job_name(job.metadata.name, attempt), job.spec.start_deadline_seconds
+    name = names.ray_job_name(job.metadata.name, attempt)
     cluster = job.spec.cluster
     head = metadata(job, name, attempt)
     if cluster.queue_name:
@@ -88,7 +88,6 @@ def ray_job(
             "jobId": names.submission_id(job.metadata.name, job.metadata.uid or "", attempt),
             "submissionMode": "HTTPMode",
             "backoffLimit": 0,
-            **({"preRunningDeadlineSeconds": start_deadline} if start_deadline is not None else {}),
             "shutdownAfterJobFinishes": True,
             **({"ttlSecondsAfterFinished": kept} if (kept := job.spec.pods_ttl_seconds) else {}),
             "suspend": bool(cluster.queue_name),  # Kueue resumes it

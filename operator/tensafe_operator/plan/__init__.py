@@ -25,7 +25,7 @@ from tensafe_operator.plan.blockers import POLL_SECONDS, are_workers_blocked, is
 from tensafe_operator.plan.cleanup import delete_job, delete_job_key, delete_old_ray_jobs, delete_rights
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.crashes import is_crashing, unless_crashing
-from tensafe_operator.plan.deadline import check_deadline
+from tensafe_operator.plan.deadline import check_deadline, check_start_deadline
 from tensafe_operator.plan.deletion import end_training, is_being_deleted
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.ignored import unless_ignored
@@ -41,7 +41,13 @@ from tensafe_operator.plan.ledger import (
     unreadable_record,
 )
 from tensafe_operator.plan.observed import Decision, Object, Observed
-from tensafe_operator.plan.parsing import has_final_outcome, is_partial, parse_ledger_spec, parse_ledger_status
+from tensafe_operator.plan.parsing import (
+    has_final_outcome,
+    is_partial,
+    is_terminal,
+    parse_ledger_spec,
+    parse_ledger_status,
+)
 from tensafe_operator.plan.pending import unless_node_may_come, unless_pending
 from tensafe_operator.plan.resolved import has_resolved_image, resolve_image, with_digest, with_resolved
 from tensafe_operator.plan.retry import backoff_end, end_attempt
@@ -203,9 +209,13 @@ def _assess(
     if ray_job["metadata"].get("deletionTimestamp"):
         assessment = excuse(assessment, draft.status)
     if assessment.state.over:
-        return assessment
-    deadline = check_deadline(draft.status.attempts, admitted.job.spec.active_deadline_seconds, draft.now)
-    if deadline.exceeded is not None:
-        return deadline.exceeded
-    draft.wake_at(*(time for time in (deadline.at, assessment.wake) if time is not None))
+        return assessment if is_terminal(ray_job) else attempts.with_last_report(assessment, draft.status)
+    spec = admitted.job.spec
+    deadlines = (
+        check_deadline(draft.status.attempts, spec.active_deadline_seconds, draft.now),
+        check_start_deadline(ray_job, spec.start_deadline_seconds, draft.now),
+    )
+    if exceeded := next((each.exceeded for each in deadlines if each.exceeded is not None), None):
+        return attempts.with_last_report(exceeded, draft.status)
+    draft.wake_at(*(time for time in (*(each.at for each in deadlines), assessment.wake) if time is not None))
     return assessment

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from tensafe_api.driver_exit_codes import reason_for_exit_code
-from tensafe_api.reasons import Reason
+from tensafe_api.fixes import split_fix
+from tensafe_api.reasons import ConditionType, Reason
 from tensafe_api.resources.ledger import MAX_ATTEMPTS, LedgerStatus
-from tensafe_api.resources.status import Attempt
+from tensafe_api.resources.status import Attempt, Status
 from tensafe_api.timestamps import format_time, parse_time
 from tensafe_operator import names
 from tensafe_operator.plan.observed import Object
@@ -31,7 +32,6 @@ _MOST_UNRECORDED = 8
 """
 _KUBERAY_REASONS = {
     "ValidationFailed": Reason.VALIDATION_FAILED,
-    "PreRunningDeadlineExceeded": Reason.START_DEADLINE_EXCEEDED,
     "DeadlineExceeded": Reason.DEADLINE_EXCEEDED,
 }
 
@@ -123,6 +123,17 @@ def close(attempt: Attempt, assessment: Assessment, now: float) -> Attempt:
         **_out_of_queue(attempt, now),
     }
     return attempt.model_copy(update=ended)
+
+
+def with_last_report(assessment: Assessment, status: Status) -> Assessment:
+    """Return the assessment of an attempt that the operator ends, with what the status said that it waited for."""
+    ready = next((each for each in status.conditions if each.type == ConditionType.READY.value), None)
+    reason = next((each for each in Reason if ready is not None and each.value == ready.reason), None)
+    if ready is None or reason is None or not reason.fix:
+        return assessment
+    waited_for, _ = split_fix(ready.message, reason.fix)
+    text = f"{assessment.message or assessment.reason.sentence}; last reported: {reason.value}: {waited_for}"
+    return replace(assessment, message=text[:_LONGEST_MESSAGE])
 
 
 def is_queued(ray_job: Object) -> bool:

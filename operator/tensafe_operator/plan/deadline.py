@@ -1,7 +1,9 @@
-"""Deadline: `activeDeadlineSeconds` limits the time of all attempts together.
+"""Deadlines: of all attempts together, and of the start of one.
 
-KubeRay's own deadline counts for one RayJob, so the operator counts over all of them. Time in which no attempt is open,
-or in which the open one waits in a queue, does not count.
+`activeDeadlineSeconds` limits the time of all attempts together. Time in which no attempt is open, or in which the open
+one waits in a queue, does not count. `startDeadlineSeconds` limits the time until the pods of an attempt run. KubeRay
+has both deadlines for one RayJob, and the values with which it was created. The authors of jobs may change theirs at
+any time, so the operator counts.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ from dataclasses import dataclass
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.status import Attempt
-from tensafe_operator.plan.attempts import Assessment, AttemptState, active_seconds
+from tensafe_api.timestamps import parse_time
+from tensafe_operator.plan.attempts import Assessment, AttemptState, active_seconds, is_queued
+from tensafe_operator.plan.observed import Object
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """The deadline of a job with an open attempt.
+    """A deadline of a job with an open attempt.
 
     Attributes:
         exceeded: how the open attempt ends, where the deadline has passed.
@@ -28,7 +32,7 @@ class Deadline:
 
 
 def check_deadline(attempts: Iterable[Attempt], limit: int | None, now: float) -> Deadline:
-    """Return the deadline at the time `now`. A `limit` of None is no deadline."""
+    """Return the deadline of all attempts at the time `now`. A `limit` of None is no deadline."""
     if limit is None:
         return Deadline()
     used = sum(active_seconds(each, now) for each in attempts)
@@ -36,3 +40,19 @@ def check_deadline(attempts: Iterable[Attempt], limit: int | None, now: float) -
         message = f"all attempts together ran for {limit} s"
         return Deadline(exceeded=Assessment(AttemptState.FAILED, Reason.DEADLINE_EXCEEDED, message))
     return Deadline(at=now + limit - used)
+
+
+def check_start_deadline(ray_job: Object, limit: int | None, now: float) -> Deadline:
+    """Return the deadline for the start of the pods of a RayJob at the time `now`. A `limit` of None is no deadline.
+
+    KubeRay begins to count again when a queue admits the RayJob again.
+    """
+    status = ray_job.get("status") or {}
+    started = parse_time(status.get("startTime"))
+    starts = status.get("jobDeploymentStatus") == "Initializing" and not is_queued(ray_job)
+    if limit is None or started is None or not starts or ray_job["metadata"].get("deletionTimestamp"):
+        return Deadline()
+    if now < started + limit:
+        return Deadline(at=started + limit)
+    message = f"the pods did not start within {limit} s"
+    return Deadline(exceeded=Assessment(AttemptState.FAILED, Reason.START_DEADLINE_EXCEEDED, message))

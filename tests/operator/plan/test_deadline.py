@@ -1,14 +1,17 @@
-"""The time limit of all attempts together."""
+"""The time limits of all attempts together, and of the start of one."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import condition, running_job
+from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, running_job, started_job
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.status import Attempt
 from tensafe_api.timestamps import format_time
 from tensafe_operator.plan.deadline import check_deadline
+from tensafe_operator.settings import Settings
 
 
 def test_deadline_counts_all_attempts_together() -> None:
@@ -78,3 +81,75 @@ def test_open_attempt_fails_when_the_deadline_has_passed(now: float) -> None:
 def test_job_without_a_limit_has_no_deadline() -> None:
     deadline = check_deadline([attempt(1, 100)], limit=None, now=1e9)
     assert (deadline.exceeded, deadline.at) == (None, None)
+
+
+def job_without_a_node(**changes: Any) -> tuple[FakeCluster, FakeOperator]:
+    """A job whose first attempt has a deadline of 300 s for its start, and for whose worker no node has room."""
+    cluster, operator = started_job(spec__startDeadlineSeconds=300, **changes)
+    cluster.start_pods()
+    now = format_time(cluster.now)
+    cluster.ray_jobs["claims-triage-a1"]["status"] = {"jobDeploymentStatus": "Initializing", "startTime": now}
+    no_room = {"reason": "Unschedulable", "message": "0/3 nodes: no GPU", "lastTransitionTime": now}
+    placed = {"type": "PodScheduled", "status": "False", **no_room}
+    cluster.pods["claims-triage-a1-worker"]["status"] = {"phase": "Pending", "conditions": [placed]}
+    operator.settle()
+    return cluster, operator
+
+
+def test_job_that_does_not_start_in_time_names_what_it_waited_for() -> None:
+    """The pods are gone soon, and nothing else would tell what to fix before the next job."""
+    cluster, operator = job_without_a_node()
+    assert operator.wake == cluster.now + 300
+    cluster.now += 299
+    operator.settle()
+    assert cluster.status["phase"] == "Starting"
+    cluster.now += 1
+    operator.settle()
+    failed = condition(cluster, "Failed")
+    assert (cluster.status["phase"], failed["reason"]) == ("Failed", "StartDeadlineExceeded")
+    waited_for = "last reported: Unschedulable: pod claims-triage-a1-worker: 0/3 nodes: no GPU"
+    assert cluster.status["attempts"][0]["message"] == f"the pods did not start within 300 s; {waited_for}"
+    assert f"{waited_for}. {Reason.START_DEADLINE_EXCEEDED.fix}" in failed["message"]
+    assert cluster.ray_jobs == {}
+
+
+@pytest.mark.parametrize("deadline", [600, None])
+def test_new_deadline_for_the_start_reaches_the_attempt_that_waits(deadline: int | None) -> None:
+    cluster, operator = job_without_a_node()
+    assert "preRunningDeadlineSeconds" not in cluster.ray_jobs["claims-triage-a1"]["spec"], "KubeRay would keep the old"
+    cluster.job["spec"]["startDeadlineSeconds"] = deadline
+    cluster.now += 599
+    operator.settle()
+    assert cluster.status["phase"] == "Starting"
+    cluster.now += 1
+    operator.settle()
+    assert cluster.status["phase"] == ("Failed" if deadline else "Starting")
+
+
+def test_deadline_for_the_start_ends_no_job_that_is_queued_or_being_suspended() -> None:
+    cluster, operator = job_without_a_node()
+    ray_job = cluster.ray_jobs["claims-triage-a1"]
+    cluster.now += 300
+    ray_job["spec"]["suspend"] = True  # Kueue takes its nodes back, and KubeRay has not seen that
+    operator.settle()
+    assert cluster.status["phase"] == "Queued"
+    ray_job["spec"]["suspend"], ray_job["status"]["jobDeploymentStatus"] = False, "Suspended"
+    operator.settle()
+    assert cluster.status["phase"] == "Starting", "KubeRay counts from the new start"
+    ray_job["status"]["jobDeploymentStatus"] = "Initializing"
+    ray_job["metadata"]["deletionTimestamp"] = format_time(cluster.now)  # its finalizer holds it
+    cluster.suspend(True)
+    operator.settle()
+    assert condition(cluster, "Running")["reason"] == "Suspending"
+
+
+def test_attempt_that_charges_no_step_names_what_its_workers_waited_for() -> None:
+    cluster, operator = running_job()
+    no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
+    cluster.pods["claims-triage-a1-worker"]["status"] = {"phase": "Pending", "conditions": [no_room]}
+    operator.settle()
+    cluster.now += Settings().stall_seconds
+    operator.settle()
+    message = cluster.status["attempts"][0]["message"]
+    assert message.startswith("no step was charged within 1800 s of the")
+    assert message.endswith("; last reported: Unschedulable: pod claims-triage-a1-worker: 0/3 nodes: no GPU")
