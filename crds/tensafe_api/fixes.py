@@ -46,6 +46,11 @@ GATES: Final = (
     "Check the component that sets scheduling gates on pods, such as Kueue; the job then continues without further "
     "action."
 )
+IMAGE_OF_CHART: Final = (
+    "Push this image, or correct the Secret with which it is pulled; the job then continues without further action. Or "
+    "suspend the job, set cluster.imagePullSecrets, or let an administrator correct the chart's trainer.image or the "
+    "job's profile, and set spec.suspend to false."
+)
 OWN_FIXES: Final = (
     JOB_KEY,
     OBJECT_OF_ATTEMPT,
@@ -58,6 +63,7 @@ OWN_FIXES: Final = (
     SCHEDULER,
     GANG,
     GATES,
+    IMAGE_OF_CHART,
 )
 
 

@@ -295,7 +295,8 @@ class Reason(StrEnum):
     IMAGE_PULL_FAILED = (
         "ImagePullFailed",
         "A node cannot pull the image of a pod.",
-        "Check cluster.image and cluster.imagePullSecrets; the job then continues without further action.",
+        "Push the image, or correct the Secret with which it is pulled; the job then continues without further action. "
+        "Or suspend the job, correct cluster.image and cluster.imagePullSecrets, and set spec.suspend to false.",
     )
     UNSCHEDULABLE = (
         "Unschedulable",

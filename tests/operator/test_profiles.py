@@ -133,7 +133,7 @@ def test_edited_profile_reaches_the_next_attempt(cluster: JobHarness) -> None:
     cluster.reconcile()
     first, second = (worker_pod(cluster.get("rayjob", f"claims-triage-a{number}")) for number in (1, 2))
     assert second["nodeSelector"] == {"pool": "b"} != first["nodeSelector"]
-    assert second["containers"][0]["image"] == first["containers"][0]["image"], "the image stays that of the first"
+    assert second["containers"][0]["image"] == "registry.example/trainer:2", "nothing was trained with the first one"
 
 
 @pytest.mark.parametrize(

@@ -94,12 +94,12 @@ def test_operator_that_was_rolled_back_reads_a_newer_status(newer_crd: None, clu
 
 
 def test_next_attempt_after_an_upgrade_has_the_image_of_the_first(cluster: JobHarness) -> None:
-    cluster.apply()
-    cluster.reconcile()
+    cluster.start_training()
     assert cluster.status()["resolved"]["image"] == "localhost/trainer:1"
     cluster.image = "localhost/trainer:2"
     cluster.set_ray_job_status(statuses.finished("FAILED"))
     cluster.reconcile()
+    cluster.plane.kubectl("-n", cluster.namespace, "delete", "pods", "--all", "--grace-period=0", "--force")
     cluster.now += 400
     cluster.reconcile()
     second = cluster.get("rayjob", "claims-triage-a2")

@@ -125,7 +125,7 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
         if not has_resolved_image(draft.status.resolved, admitted):
             # Its author has written another image since the attempt was recorded.
             own = admitted.job.spec.cluster
-            draft.status.resolved = resolve_image(draft.status.resolved, own, own, draft.settings)
+            draft.status.resolved = resolve_image(draft.status.resolved, own, own, draft.settings, record)
             draft.set_state(JobState(Phase.STARTING, Reason.STARTING))
             draft.irreversible = True
             return  # the next decision, once this status is stored
@@ -196,7 +196,7 @@ def _decide_next_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
         return  # the cluster administrator corrects the profile, or the author the manifest
     draft.set_state(JobState(Phase.STARTING, Reason.STARTING))
     cluster = taken.job.spec.cluster
-    draft.status.resolved = resolve_image(status.resolved, job.spec.cluster, cluster, draft.settings)
+    draft.status.resolved = resolve_image(status.resolved, job.spec.cluster, cluster, draft.settings, record)
     draft.record(attempt)
     # The next decision starts it, once this status is stored.
 

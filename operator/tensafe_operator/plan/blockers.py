@@ -157,8 +157,18 @@ def _fix_of_own_object(observed: Observed, message: str) -> str:
     return ""
 
 
+def _fix_of_image(observed: Observed) -> str:
+    """Return what helps where a node cannot pull an image that the author has not written so into the job. Empty for
+    one that is written there.
+    """
+    own = (observed.job["spec"].get("cluster") or {}).get("image")
+    return "" if own else fixes.IMAGE_OF_CHART
+
+
 def _fix_of_cause(observed: Observed, blocker: Blocker) -> str:
     """Return what a user can do where the fix of the reason does not help. Empty for other causes."""
+    if blocker.reason is Reason.IMAGE_PULL_FAILED:
+        return _fix_of_image(observed)
     if blocker.reason is Reason.SECRET_MISSING:
         return _fix_of_own_object(observed, blocker.message)
     if blocker.reason is Reason.FORBIDDEN and _ACCOUNT_MISSING.search(blocker.message):

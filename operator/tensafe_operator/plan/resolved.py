@@ -1,9 +1,10 @@
 """Resolved names: a job keeps the image, the version of Ray and the model's commit with which it started.
 
 A tag can be moved to another image, a branch to another commit, and another release of the operator has another default
-image. `status.resolved` holds what the first attempt had, and every later attempt gets the same. The image is recorded
-with the attempt, and its digest as soon as the workers run and one of them holds the ledger. The trainer records the
-commit in the ledger.
+image. `status.resolved` holds what the first attempt had that acquired the ledger, and every later attempt gets the
+same. The image is recorded with the attempt, and its digest as soon as the workers run and one of them holds the
+ledger. The trainer records the commit in the ledger. Until an attempt has acquired the ledger, each one has the image
+of its own time: nothing was trained with the one before, which may not even exist.
 
 While a job is suspended its author may write another image. The next attempt has that one. An image of a profile is
 resolved like one that the operator chose: the job keeps it when the profile is edited.
@@ -31,14 +32,17 @@ repository or none, and could not be pulled by its digest.
 _LONGEST_IMAGE = 512
 
 
-def resolve_image(before: Resolved, asked: Cluster, cluster: Cluster, settings: Settings) -> Resolved:
+def resolve_image(
+    before: Resolved, asked: Cluster, cluster: Cluster, settings: Settings, record: LedgerStatus | None
+) -> Resolved:
     """Return the names for the next attempt of a job.
 
     Args:
         asked: its cluster as its author wrote it.
         cluster: the same with the values of the job's profile.
+        record: what its ledger records; None before an attempt has acquired it.
     """
-    if _is_kept(before, asked):
+    if record is not None and _is_kept(before, asked):
         return before
     image, ray_version = cluster.image or settings.image, cluster.ray_version or settings.ray_version
     return before.model_copy(update={"image": image, "ray_version": ray_version})

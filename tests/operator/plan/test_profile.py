@@ -285,6 +285,18 @@ def test_first_attempt_has_the_values_of_the_profile() -> None:
     assert cluster.status["resolved"] == {"image": "site:1", "rayVersion": "2.60.0"}
 
 
+@pytest.mark.parametrize(("trained", "image"), [(True, "site:1"), (False, "site:2")])
+def test_job_that_has_trained_keeps_its_image_when_the_profile_has_another(trained: bool, image: str) -> None:
+    cluster, operator = job_with_profile(IMAGE)
+    operator.settle()
+    cluster.start_pods()
+    if trained:
+        cluster.acquire_ledger()
+    operator.settle()
+    cluster.profile = profile(**{**IMAGE, "image": "site:2"})
+    assert worker_pod(start_next_attempt(cluster, operator))["containers"][0]["image"] == image
+
+
 def test_workers_read_the_storage_of_the_profile() -> None:
     cluster, operator = job_with_profile({"storage": {"endpoint": "https://s3.example"}})
     operator.settle()

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from e2e.platform.fixtures import fake_cluster
-from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, running_job, start_next_attempt, started_job
+from e2e.platform.fixtures.fake_cluster import (
+    FakeCluster,
+    FakeOperator,
+    condition,
+    running_job,
+    start_next_attempt,
+    started_job,
+)
+from tensafe_api import fixes
 from tensafe_operator.plan import decide
 from tensafe_operator.settings import Settings
 
@@ -42,6 +50,27 @@ def test_job_without_an_image_keeps_that_of_the_release_which_started_it(monkeyp
     assert ray_job["metadata"]["name"] == "claims-triage-a2"
     assert images_of(ray_job) == {"trainer:1"}
     assert ray_job["spec"]["rayClusterSpec"]["rayVersion"] == "2.60.0"
+
+
+def test_job_that_has_trained_nothing_gets_the_image_that_an_administrator_has_corrected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first image of an installation may be misspelt, and then no later attempt could pull it either."""
+    cluster, operator = started_job()
+    cluster.start_pods()
+    waiting = {"name": "worker", "image": "trainer:1", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
+    for pod in cluster.pods.values():
+        pod["status"] = {"phase": "Pending", "containerStatuses": [waiting]}
+    operator.settle()
+    assert condition(cluster, "Stalled")["message"].endswith(fixes.IMAGE_OF_CHART)
+    monkeypatch.setattr(fake_cluster, "SETTINGS", NEWER)
+    for suspended in (True, False):
+        cluster.suspend(suspended)
+        operator.settle()
+        cluster.remove_terminating_pods()
+        operator.settle()
+    assert images_of(cluster.ray_jobs["claims-triage-a2"]) == {"trainer:2"}
+    assert cluster.status["resolved"] == {"image": "trainer:2", "rayVersion": "2.99.0"}
 
 
 @pytest.mark.parametrize(
