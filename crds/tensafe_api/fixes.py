@@ -51,6 +51,11 @@ IMAGE_OF_CHART: Final = (
     "suspend the job, set cluster.imagePullSecrets, or let an administrator correct the chart's trainer.image or the "
     "job's profile, and set spec.suspend to false."
 )
+IMAGE_KEPT: Final = (
+    "The job keeps the image with which it started. Push it again, with the same digest, or correct the Secret with "
+    "which it is pulled; the job then continues without further action. Or suspend the job, set cluster.image to "
+    "another tag or digest, with its cluster.rayVersion, and set spec.suspend to false."
+)
 OWN_FIXES: Final = (
     JOB_KEY,
     OBJECT_OF_ATTEMPT,
@@ -64,6 +69,7 @@ OWN_FIXES: Final = (
     GANG,
     GATES,
     IMAGE_OF_CHART,
+    IMAGE_KEPT,
 )
 
 

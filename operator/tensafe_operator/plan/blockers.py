@@ -162,6 +162,9 @@ def _fix_of_image(observed: Observed) -> str:
     one that is written there.
     """
     own = (observed.job["spec"].get("cluster") or {}).get("image")
+    kept = ((observed.job.get("status") or {}).get("resolved") or {}).get("image")
+    if observed.ledger is not None and observed.ledger.get("status") and own != kept:
+        return fixes.IMAGE_KEPT
     return "" if own else fixes.IMAGE_OF_CHART
 
 

@@ -73,6 +73,24 @@ def test_job_that_has_trained_nothing_gets_the_image_that_an_administrator_has_c
     assert cluster.status["resolved"] == {"image": "trainer:2", "rayVersion": "2.99.0"}
 
 
+@pytest.mark.parametrize("own", ["registry.example/own:1", None])
+def test_job_whose_image_is_gone_says_that_it_needs_another_one(own: str | None) -> None:
+    """A registry deletes the digest of a tag that was pushed again. The image with this tag is another one."""
+    image = {"image": own, "rayVersion": "2.60.0"} if own else {}
+    cluster, operator = running_job(spec__cluster={"workers": 2, **image})
+    report_images(cluster, f"registry.example/own@{DIGEST}" if own else PULLED)
+    operator.settle()
+    start_next_attempt(cluster, operator)
+    cluster.start_pods()
+    kept = f"{own or 'trainer:1'}@{DIGEST}"
+    waiting = {"name": "worker", "image": kept, "state": {"waiting": {"reason": "ImagePullBackOff"}}}
+    cluster.pods["claims-triage-a2-head"]["status"] = {"phase": "Pending", "containerStatuses": [waiting]}
+    operator.settle()
+    assert condition(cluster, "Stalled")["message"] == (
+        f"pod claims-triage-a2-head: {kept}: ImagePullBackOff: {fixes.IMAGE_KEPT}"
+    )
+
+
 @pytest.mark.parametrize(
     ("image", "pulled"),
     [
