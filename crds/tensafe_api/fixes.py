@@ -56,6 +56,15 @@ IMAGE_KEPT: Final = (
     "which it is pulled; the job then continues without further action. Or suspend the job, set cluster.image to "
     "another tag or digest, with its cluster.rayVersion, and set spec.suspend to false."
 )
+CERT_MANAGER: Final = (
+    "Install cert-manager, which has this kind, or set the chart's value jobs.tls.mode to PerAttempt; the job then "
+    "continues without further action."
+)
+CERTIFICATE: Final = (
+    "cert-manager issues this Secret for the Certificate of the same name, whose status says why it has not. Once it "
+    "has, the job continues without further action. After a change of the chart's value jobs.tls.issuerRef, suspend "
+    "the job, and set spec.suspend to false when it is Suspended."
+)
 OWN_FIXES: Final = (
     JOB_KEY,
     OBJECT_OF_ATTEMPT,
@@ -70,6 +79,8 @@ OWN_FIXES: Final = (
     GATES,
     IMAGE_OF_CHART,
     IMAGE_KEPT,
+    CERT_MANAGER,
+    CERTIFICATE,
 )
 
 

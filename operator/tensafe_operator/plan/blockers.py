@@ -51,6 +51,7 @@ _FIXES_BY_CAUSE = {
     Reason.FORBIDDEN: (
         (re.compile('PriorityClass with name|RuntimeClass "'), fixes.CLASS),
         (re.compile("(maximum|minimum) .{0,300} usage per |limit to request ratio per "), fixes.LIMIT_RANGE),
+        (re.compile("^Certificate .{0,300}(404 page not found|could not find the requested)"), fixes.CERT_MANAGER),
     ),
     Reason.UNSCHEDULABLE: (
         (re.compile('persistentvolumeclaim "[^"]{1,300}" not found'), fixes.CLAIM_MISSING),
@@ -152,8 +153,12 @@ def _fix_of_own_object(observed: Observed, message: str) -> str:
     metadata = observed.job["metadata"]
     if f'"{names.key_prefix(metadata["name"], metadata["uid"])}' in message:
         return fixes.JOB_KEY
-    if any(f'"{ray_job["metadata"]["name"]}-' in message for ray_job in observed.ray_jobs):
-        return fixes.OBJECT_OF_ATTEMPT
+    for ray_job in observed.ray_jobs:
+        annotations = ray_job["metadata"].get("annotations") or {}
+        if f'"{names.authority_name(annotations.get(names.TLS_SECRET, ""))}"' in message:
+            return fixes.CERTIFICATE
+        if f'"{ray_job["metadata"]["name"]}-' in message:
+            return fixes.OBJECT_OF_ATTEMPT
     return ""
 
 

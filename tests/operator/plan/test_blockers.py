@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from e2e.platform.fixtures.fake_cluster import FakeCluster, condition, started_job
+from tensafe_api import fixes
 from tensafe_api.reasons import Phase, Reason
+from tensafe_operator import names
 from tensafe_operator.plan.blockers import count_ready_workers, find_blocker, starting_state
 from tensafe_operator.plan.observed import ClusterWarning, Observed
 
@@ -187,6 +189,29 @@ def test_missing_object_of_the_operator_has_a_fix_that_a_user_can_follow(object_
     stalled = condition(cluster, "Stalled")
     assert stalled["reason"] == "SecretMissing"
     assert object_ in stalled["message"] and fix in stalled["message"]
+
+
+def test_secret_that_cert_manager_does_not_issue_has_a_fix_of_its_own() -> None:
+    """As with a misspelt issuer: the next attempt would wait for its own Secret in the same way."""
+    cluster, operator = started_job()
+    cluster.start_pods()
+    (ray_job,) = cluster.ray_jobs.values()
+    ray_job["status"] = {"jobDeploymentStatus": "Initializing"}
+    issued = names.authority_name(ray_job["metadata"]["annotations"][names.TLS_SECRET])
+    waiting = {"reason": "CreateContainerConfigError", "message": f'secret "{issued}" not found'}
+    containers = [{"name": "certificate", "state": {"waiting": waiting}}]
+    cluster.pods["claims-triage-a1-head"]["status"] = {"phase": "Pending", "initContainerStatuses": containers}
+    operator.settle()
+    stalled = condition(cluster, "Stalled")
+    assert stalled["reason"] == "SecretMissing"
+    assert stalled["message"].endswith(f'secret "{issued}" not found: {fixes.CERTIFICATE}')
+
+
+def test_certificate_without_cert_manager_has_a_fix_of_its_own() -> None:
+    warning = ClusterWarning("Certificate", "claims-triage-a1-tls-0123abcd-ca", "Forbidden", "404 page not found")
+    state = starting_state(Observed(FakeCluster.with_job().job, warnings=(warning,)), Phase.STARTING)
+    assert state.reason is Reason.FORBIDDEN
+    assert state.message.endswith(fixes.CERT_MANAGER)
 
 
 @pytest.mark.parametrize(
