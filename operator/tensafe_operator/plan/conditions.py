@@ -74,10 +74,10 @@ def _is_reconciling(state: JobState, status: Status) -> Finding:
 
 
 def _are_pods_ready(state: JobState, status: Status) -> Finding:
-    """All workers are ready. While the job runs, the ledger's charges show it."""
+    """All workers are ready. A running job may have lost one of them, and charges steps no longer."""
     workers = status.workers
     all_ready = workers is not None and workers.ready >= workers.desired
-    if state.phase is Phase.RUNNING or (state.phase is Phase.STARTING and all_ready):
+    if state.phase in (Phase.STARTING, Phase.RUNNING) and all_ready:
         return Finding(True, Reason.PODS_READY)
     count = f"{workers.ready} of {workers.desired} workers are ready." if workers is not None else ""
     return Finding(False, Reason.PODS_NOT_READY, count)

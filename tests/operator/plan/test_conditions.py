@@ -38,7 +38,7 @@ def test_every_condition_type_has_a_rule() -> None:
         (Phase.PENDING, {"Accepted", "Reconciling"}),
         (Phase.QUEUED, {"Accepted", "Reconciling", "Queued"}),
         (Phase.STARTING, {"Accepted", "Reconciling"}),
-        (Phase.RUNNING, {"Accepted", "Reconciling", "PodsReady", "Running"}),
+        (Phase.RUNNING, {"Accepted", "Reconciling", "Running"}),
         (Phase.SUSPENDED, {"Accepted"}),
         (Phase.SUCCEEDED, {"Accepted", "Ready", "Succeeded"}),
         (Phase.BUDGET_EXHAUSTED, {"Accepted", "Ready", "Succeeded"}),
@@ -53,13 +53,15 @@ def test_rejected_job_is_stalled_and_nothing_else() -> None:
     assert true_in(Phase.PENDING, accepted=False, stalled=True) == {"Stalled"}
 
 
-def test_pods_of_a_starting_job_are_ready_when_all_workers_are() -> None:
-    assert "PodsReady" not in true_in(Phase.STARTING, ready=1)
-    assert "PodsReady" in true_in(Phase.STARTING, ready=2)
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING])
+def test_pods_of_a_job_are_ready_when_all_workers_are(phase: Phase) -> None:
+    """A running job whose node is lost charges no step, and is ended after `stallSeconds`."""
+    assert "PodsReady" not in true_in(phase, ready=1)
+    assert "PodsReady" in true_in(phase, ready=2)
 
 
 def test_transition_time_changes_only_with_the_status_of_a_condition() -> None:
-    status = Status(observed_generation=1)
+    status = Status(observed_generation=1, workers=WorkerCount(desired=2, ready=2))
     set_conditions(status, JobState(Phase.RUNNING, Reason.TRAINING), 1e9)
     status.observed_generation = 2
     done = JobState(Phase.SUCCEEDED, Reason.COMPLETED, "Done.")
@@ -81,7 +83,7 @@ def test_condition_without_a_message_shows_the_sentence_of_its_reason() -> None:
     [
         (
             JobState(Phase.RUNNING, Reason.TRAINING),
-            "Accepted Training Training NotBlocked NotQueued PodsReady Training NotEnded NotFailed",
+            "Accepted Training Training NotBlocked NotQueued PodsNotReady Training NotEnded NotFailed",
         ),
         (
             JobState(Phase.QUEUED, Reason.QUEUED),
@@ -115,7 +117,7 @@ def test_each_condition_has_a_reason_for_what_it_says(state: JobState, expected:
     set_conditions(status, state, 0.0)
     assert [each.reason for each in status.conditions] == expected.split()
     pods = next(each for each in status.conditions if each.type == "PodsReady")
-    assert pods.message == (Reason.PODS_READY.sentence if pods.status == "True" else "1 of 2 workers are ready.")
+    assert pods.message == "1 of 2 workers are ready."
 
 
 @pytest.mark.parametrize("holds", [True, False])
