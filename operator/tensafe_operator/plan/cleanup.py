@@ -55,12 +55,17 @@ def delete_old_ray_jobs(draft: Draft, *, final: bool) -> None:
 
 
 def delete_job(draft: Draft) -> None:
-    """Delete a job `ttlSecondsAfterFinished` after its end, and with it all that it owns. Its ledger has no owner."""
-    ttl = draft.observed.job["spec"].get("ttlSecondsAfterFinished")
-    ended = _end_of_job(draft)
-    if ttl is None or ended is None or draft.observed.pods:
-        return  # a pod that is left may still write to its ledger, with rights that go with the job
-    due = ended + ttl
+    """Delete a job `ttlSecondsAfterFinished` after its end, and with it all that it owns. Its ledger has no owner.
+
+    A pod that is left may still write to the ledger, with rights that go with the job. It has them no longer than
+    RIGHTS_SECONDS, and one on a lost node stays for ever.
+    """
+    spec, ended = draft.observed.job["spec"], _end_of_job(draft)
+    ttl = spec.get("ttlSecondsAfterFinished")
+    if ttl is None or ended is None:
+        return
+    kept = max(RIGHTS_SECONDS, spec.get("podsTTLSeconds") or 0) if draft.observed.pods else 0
+    due = ended + max(ttl, kept)
     if due <= draft.now:
         draft.delete(draft.observed.job)
     else:

@@ -107,6 +107,20 @@ def test_ended_job_is_deleted_after_its_ttl_and_not_before(ray_job: str, message
     assert all(getattr(each, "kind", "") != "PrivacyLedger" for each in decision.actions)
 
 
+@pytest.mark.parametrize(("pods_ttl", "seconds"), [(None, RIGHTS_SECONDS), (1800, 1800)])
+def test_pod_on_a_lost_node_keeps_no_ended_job_for_ever(pods_ttl: int | None, seconds: int) -> None:
+    changes = {} if pods_ttl is None else {"spec__podsTTLSeconds": pods_ttl}
+    cluster, operator = running_job(spec__ttlSecondsAfterFinished=50, **changes)
+    own = Delete("TenSafeTrainingJob", "claims-triage", cluster.job["metadata"]["uid"])
+    cluster.record_outcome("Completed")
+    cluster.end_ray_job("SUCCEEDED")
+    operator.settle()
+    assert own not in decide(cluster.observe(), cluster.now + seconds - 1, SETTINGS).actions
+    decision = decide(cluster.observe(), cluster.now + seconds, SETTINGS)
+    assert own in decision.actions
+    assert any(getattr(each, "kind", "") == "RoleBinding" for each in decision.actions), "the pod loses its rights, too"
+
+
 def test_job_without_a_ttl_is_never_deleted() -> None:
     cluster, operator = running_job()
     cluster.record_outcome("Completed")
