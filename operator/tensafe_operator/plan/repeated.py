@@ -1,0 +1,34 @@
+"""Repeated: find the failure that one attempt after the other repeats before it can train.
+
+An attempt that has not acquired the ledger has spent nothing, and another one follows without end: an object store or a
+hub may answer again. A wrong address or a missing permission never goes away, and each attempt takes its nodes again.
+So the job is stalled, while its attempts continue.
+"""
+
+from __future__ import annotations
+
+from tensafe_api.reasons import Reason
+from tensafe_operator.plan.blockers import Blocker, blocked_state
+from tensafe_operator.plan.conditions import JobState
+from tensafe_operator.plan.draft import Draft
+from tensafe_operator.plan.parsing import parse_ledger_status
+from tensafe_operator.plan.retry import has_failed
+
+REPEATED = 3
+"""So many attempts that fail for the same reason are no outage of a moment."""
+
+
+def unless_repeated(draft: Draft, state: JobState) -> JobState:
+    """Return `state`, or that of a job that starts although its last attempts have all failed for one reason."""
+    if state.stalled or state.reason not in (Reason.STARTING, Reason.RETRYING):
+        return state
+    last = [each for each in draft.status.attempts if each.end_time is not None][-REPEATED:]
+    reason = next((each for each in Reason if last and each.value == last[-1].reason), None)
+    alike = [each for each in last if has_failed(each) and each.reason == last[-1].reason]
+    if reason is None or len(alike) < REPEATED:
+        return state
+    record = parse_ledger_status(draft.observed.ledger)
+    if record is not None and any(charge.attempt >= last[0].number for charge in record.charges):
+        return state
+    numbers = f"attempts {last[0].number} to {last[-1].number} have failed alike"
+    return blocked_state(Blocker(reason, f"{numbers}: {last[-1].message or reason.sentence}"), state.phase)

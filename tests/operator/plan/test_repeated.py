@@ -1,0 +1,86 @@
+"""Attempts that fail one after the other before they can train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, started_job
+from tensafe_api.reasons import Reason
+
+UNREADABLE, NO_MODEL = "exit code 70", "exit code 72"
+
+
+def end_attempts(cluster: FakeCluster, operator: FakeOperator, *ends: str) -> list[dict[str, Any]]:
+    """End one attempt after the other; return the condition Stalled as it was after each reconcile."""
+    seen: list[dict[str, Any]] = []
+
+    def settle() -> None:
+        for _ in range(8):
+            cluster.take_snapshot()
+            operator.reconcile()
+            seen.append(condition(cluster, "Stalled"))
+
+    for end in ends:
+        cluster.start_pods()
+        settle()
+        cluster.end_ray_job("FAILED", end)
+        settle()
+        cluster.remove_terminating_pods()
+        cluster.now += 400
+        settle()
+    return seen
+
+
+def test_failure_that_every_attempt_repeats_stalls_the_job_with_its_fix() -> None:
+    """A wrong address stays wrong: the job asked for nothing, no alert fired, and each attempt took its GPUs again."""
+    cluster, operator = started_job()
+    assert {each["status"] for each in end_attempts(cluster, operator, *[UNREADABLE] * 2)} == {"False"}
+    end_attempts(cluster, operator, UNREADABLE)
+    stalled = condition(cluster, "Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "DatasetUnreadable")
+    assert stalled["message"].startswith(f"attempts 1 to 3 have failed alike: {Reason.DATASET_UNREADABLE.sentence}")
+    assert stalled["message"].endswith(Reason.DATASET_UNREADABLE.fix)
+    assert (cluster.status["phase"], len(cluster.created)) == ("Starting", 4), "the attempts continue"
+    since = stalled["lastTransitionTime"]
+    seen = end_attempts(cluster, operator, *[UNREADABLE] * 3)
+    assert {(each["status"], each["lastTransitionTime"]) for each in seen} == {("True", since)}, "it never flaps"
+
+
+def test_attempt_that_trains_ends_the_report() -> None:
+    cluster, operator = started_job()
+    end_attempts(cluster, operator, *[UNREADABLE] * 3)
+    cluster.start_pods()
+    cluster.acquire_ledger()
+    operator.settle()
+    assert condition(cluster, "Stalled")["status"] == "False"
+    cluster.charge(1)
+    operator.settle()
+    assert (cluster.status["phase"], condition(cluster, "Stalled")["status"]) == ("Running", "False")
+
+
+@pytest.mark.parametrize("ends", [(UNREADABLE, NO_MODEL, UNREADABLE), (UNREADABLE, UNREADABLE, "")])
+def test_failures_of_different_reasons_may_be_outages(ends: tuple[str, ...]) -> None:
+    cluster, operator = started_job()
+    assert {each["status"] for each in end_attempts(cluster, operator, *ends)} == {"False"}
+
+
+def test_attempt_that_had_acquired_the_ledger_is_counted_by_max_attempts_instead() -> None:
+    cluster, operator = started_job(spec__retry={"maxAttempts": 9})
+    cluster.start_pods()
+    cluster.acquire_ledger()
+    assert {each["status"] for each in end_attempts(cluster, operator, *[UNREADABLE] * 3)} == {"False"}
+    end_attempts(cluster, operator, UNREADABLE)
+    assert condition(cluster, "Stalled")["message"].startswith("attempts 2 to 4 have failed alike")
+
+
+def test_what_keeps_the_pods_from_running_is_reported_first() -> None:
+    cluster, operator = started_job()
+    end_attempts(cluster, operator, *[UNREADABLE] * 3)
+    cluster.start_pods()
+    waiting = {"name": "worker", "image": "x:1", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
+    cluster.pods["claims-triage-a4-worker"]["status"] = {"phase": "Pending", "containerStatuses": [waiting]}
+    cluster.ray_jobs["claims-triage-a4"]["status"] = {"jobDeploymentStatus": "Initializing"}
+    operator.settle()
+    assert condition(cluster, "Stalled")["reason"] == "ImagePullFailed"
