@@ -26,7 +26,8 @@ _QUIET_SECONDS = 300.0
 _WARNINGS = 5
 _FIX_OF_NOT_SEEN = (
     "Check that an operator runs and manages this namespace: `kubectl -n tensafe-system get pods`, "
-    "`kubectl -n tensafe-system logs deploy/tensafe-operator`, and the chart's value `namespaces`."
+    "`kubectl -n tensafe-system logs -l app.kubernetes.io/name=tensafe-operator --tail=-1 --prefix`, and the chart's "
+    "value `namespaces`."
 )
 _FIX_OF_QUEUED = (
     "Wait, or free room in the queue that spec.cluster.queueName names: `kubectl get localqueues,clusterqueues` shows "
