@@ -15,6 +15,7 @@ from tensafe_api.resources.job import GROUP, KIND, VERSION
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LEDGER_KIND
 from tensafe_api.resources.profile import PROFILE_KIND
 from tensafe_operator import names
+from tensafe_operator.opaque_parts import without_large_parts
 from tensafe_operator.runtime.objects import Kinds, Manifest, Resource
 
 CORRECTED_KINDS = ("NetworkPolicy", "RoleBinding")
@@ -42,6 +43,7 @@ def trim(kind: str, body: Mapping[str, Any]) -> Manifest:
             annotations = body["metadata"].get("annotations") or {}
             if kept := {name: annotations[name] for name in _JOB_ANNOTATIONS if name in annotations}:
                 metadata["annotations"] = kept
+            trimmed["spec"] = without_large_parts(body["spec"])
         case "RayJob":
             if secret := (body["metadata"].get("annotations") or {}).get(names.TLS_SECRET):
                 metadata["annotations"] = {names.TLS_SECRET: secret}

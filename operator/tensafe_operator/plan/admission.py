@@ -18,11 +18,14 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Claim, Plan, resolve_job
 from tensafe_api.resources.job import API_VERSION, KIND, Spec, TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, PrivacyLedgerSpec
+from tensafe_operator.opaque_parts import find_large_part
 from tensafe_operator.plan.foreign_code import find_foreign_code
 from tensafe_operator.plan.observed import Object
 
 _LONGEST_APPLIED = 64 * 1024
 """Characters. A longer annotation is not parsed, so that one object cannot delay all others."""
+_LONGEST_KEPT = 64 * 1024
+"""Characters. The result for a longer manifest is not kept: 64 of them would take more memory than the operator has."""
 _APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 
 
@@ -57,6 +60,8 @@ def admit(job: Object, opened: PrivacyLedgerSpec | None = None) -> Admitted | Re
             calibrated again, and fields that a later apply dropped are ignored: nothing that ε depends on can still
             change, and what the job spends must be counted.
     """
+    if problem := find_large_part(job["spec"]):
+        return Rejected(Reason.INVALID_MANIFEST, problem)
     manifest = _manifest(job)
     if opened is None and (dropped := _dropped_fields(job)):
         found = _admit_text(json.dumps(manifest))
@@ -72,9 +77,12 @@ def admit(job: Object, opened: PrivacyLedgerSpec | None = None) -> Admitted | Re
     return found
 
 
-@functools.lru_cache(maxsize=64)
 def _admit_text(text: str) -> Admitted | Rejected:
-    """Admit a job as JSON text. The result is needed several times while a job starts, and calibration is slow."""
+    """Admit a job as JSON text. The result is needed several times while a job starts, and parsing takes a while."""
+    return _kept_result(text) if len(text) <= _LONGEST_KEPT else _result(text)
+
+
+def _result(text: str) -> Admitted | Rejected:
     try:
         asked = parse_job(json.loads(text))
         completed, plan = resolve_job(asked)
@@ -90,6 +98,9 @@ def _admit_text(text: str) -> Admitted | Rejected:
     if problem := find_local_path(completed, with_volumes=completed.spec.cluster.profile_ref is None):
         return Rejected(Reason.INVALID_MANIFEST, problem)
     return Admitted(asked, plan)
+
+
+_kept_result = functools.lru_cache(maxsize=64)(_result)
 
 
 def _find_shared_signing_key(spec: Spec) -> str:

@@ -6,7 +6,8 @@ secret, so an object counts as a child only in the namespace of its parent.
 `watch` and `resync` put objects in; `snapshot` returns a parent with all its children. A body may arrive late, twice or
 not at all. The cache can therefore be behind the API server, and an irreversible decision must not rest on it alone.
 
-Bodies are trimmed (`Kinds.trim`) and kept as JSON text: dictionaries would take eight times the memory.
+Bodies are trimmed (`Kinds.trim`) and kept as JSON text: dictionaries would take eight times the memory or more, and
+escapes for letters beyond ASCII up to three times.
 """
 
 from __future__ import annotations
@@ -236,7 +237,8 @@ class Cache(Generic[W]):
         return True
 
     def _kept(self, kind: str, body: Mapping[str, Any]) -> bytes:
-        return json.dumps(self._kinds.trim(kind, body), separators=(",", ":")).encode()
+        text = json.dumps(self._kinds.trim(kind, body), separators=(",", ":"), ensure_ascii=False)
+        return text.encode(errors="surrogatepass")  # as `json.loads` decodes it
 
 
 def _namespace(body: Mapping[str, Any]) -> str:
