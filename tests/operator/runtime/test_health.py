@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from tensafe_operator.runtime import health as health_module
 from tensafe_operator.runtime import leader_election
@@ -119,3 +122,72 @@ def test_authorization_with_a_byte_that_is_no_utf8_is_refused() -> None:
             await runner.cleanup()
 
     assert asyncio.run(run()).startswith(b"HTTP/1.1 401 ")
+
+
+class SlowCollector(Collector):
+    """Takes a twentieth of a second, as the metrics of 400 jobs do."""
+
+    SECONDS = 0.05
+
+    def __init__(self, length: int = 1) -> None:
+        self.calls, self._length = 0, length
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        self.calls += 1
+        time.sleep(self.SECONDS)
+        yield GaugeMetricFamily("slow", "x" * self._length, value=self.calls)
+
+
+async def ask(runner: Any, method: str = "GET") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
+    writer.write(f"{method} /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+    return reader, writer
+
+
+def test_many_clients_of_the_metrics_do_not_block_the_event_loop() -> None:
+    """500 of them stopped the operator of a cluster with 300 jobs: it lost its Lease."""
+    clients, collector = 60, SlowCollector()
+
+    async def run() -> tuple[list[bytes], int, bytes]:
+        health, _, metrics = make_health()
+        runner = await health.serve(0)
+        metrics.registry.register(collector)
+        try:
+            opened = [await ask(runner) for _ in range(clients)]
+            answers = [await reader.read() for reader, _ in opened]
+            calls = collector.calls
+            await asyncio.sleep(2 * SlowCollector.SECONDS / health_module.METRICS_SHARE)
+            later, _ = await ask(runner)
+            return answers, calls, await later.read()
+        finally:
+            await runner.cleanup()
+
+    answers, calls, later = asyncio.run(run())
+    assert all(b"slow " in each for each in answers)
+    assert calls < clients / 6
+    assert f"slow {float(collector.calls)}".encode() in later, "a later client gets newer metrics"
+
+
+def test_client_that_does_not_read_the_metrics_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_module, "ANSWER_SECONDS", 0.3)
+    length = 32 * 2**20  # more than the buffers of a connection on loopback
+
+    async def run() -> tuple[int, bytes]:
+        health, _, metrics = make_health()
+        runner = await health.serve(0)
+        metrics.registry.register(SlowCollector(length))
+        try:
+            slow, _ = await ask(runner)
+            await asyncio.sleep(1.5)
+            received = 0
+            with contextlib.suppress(ConnectionError):
+                while part := await slow.read(2**20):
+                    received += len(part)
+            head, _ = await ask(runner, "HEAD")
+            return received, await head.read()
+        finally:
+            await runner.cleanup()
+
+    received, head = asyncio.run(run())
+    assert received < length
+    assert head.startswith(b"HTTP/1.1 200 ") and head.endswith(b"\r\n\r\n") and b"HELP" not in head
