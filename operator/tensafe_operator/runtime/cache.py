@@ -49,7 +49,7 @@ class Cache(Generic[W]):
         self._keys: dict[Family, Key] = {}
         """Family → key of its parent, if that is known."""
         self._families: dict[str, Family] = {}
-        """UID of a child whose warnings are kept → its family. Warnings about other objects are dropped."""
+        """UID of a child → its family. A user may give a child another parent."""
         self._versions: dict[str, int] = {}
         """UID of an object → its resource version, which grows."""
         self._warning_sources: dict[tuple[str, str, str], str] = {}
@@ -84,7 +84,7 @@ class Cache(Generic[W]):
         if kind == self._kinds.parent:
             return self._drop_parent(body)
         uid = body["metadata"]["uid"]
-        family = self._family_of(kind, body)
+        family = self._families.get(uid) or self._family_of(kind, body)
         if (other := self._kinds.warning_source(kind, body)) is not None:
             self._warning_sources.pop((_namespace(body), *other), None)
         self._children[kind].get(family, {}).pop(uid, None)
@@ -189,15 +189,20 @@ class Cache(Generic[W]):
 
     def _put_child(self, kind: str, body: Mapping[str, Any]) -> Key | None:
         uid = body["metadata"]["uid"]
-        family = self._family_of(kind, body)
-        if not family[1] or not (self._keeps_orphans or family in self._keys) or not self._is_newer(uid, body):
+        family, before = self._family_of(kind, body), self._families.get(uid)
+        belongs = bool(family[1]) and (self._keeps_orphans or family in self._keys)
+        if not (belongs or before) or not self._is_newer(uid, body):
             return None
-        self._children[kind][family][uid] = self._kept(kind, body)
-        if kind in self._kinds.warned_kinds:
+        if before and before != family:
+            self._children[kind].get(before, {}).pop(uid, None)
+            self._warnings.pop(uid, None)
+            del self._families[uid]
+        if belongs:
+            self._children[kind][family][uid] = self._kept(kind, body)
             self._families[uid] = family
-        if (other := self._kinds.warning_source(kind, body)) is not None:
-            self._warning_sources[_namespace(body), *other] = uid
-        return self._keys.get(family)
+            if (other := self._kinds.warning_source(kind, body)) is not None:
+                self._warning_sources[_namespace(body), *other] = uid
+        return self._keys.get(before or family)
 
     def _drop_parent(self, body: Mapping[str, Any]) -> Key | None:
         metadata = body["metadata"]
@@ -213,7 +218,9 @@ class Cache(Generic[W]):
     def _warned_child(self, namespace: str, kind: str, name: str, uid: str) -> str:
         """The UID of the child that warnings about an object count for; empty if there is none in the namespace."""
         uid = self._warning_sources.get((namespace, kind, name), uid)
-        return uid if self._families.get(uid, ("",))[0] == namespace else ""
+        family = self._families.get(uid, ("", ""))
+        warned = any(uid in self._children[each].get(family, {}) for each in self._kinds.warned_kinds)
+        return uid if warned and family[0] == namespace else ""
 
     def _forget_child(self, uid: str) -> None:
         self._families.pop(uid, None)
@@ -221,7 +228,7 @@ class Cache(Generic[W]):
         self._versions.pop(uid, None)
 
     def _family_of(self, kind: str, body: Mapping[str, Any]) -> Family:
-        """The family of a child. It may come from an earlier body: labels can be removed."""
+        """The family that a child names. It is that of an earlier body if it names none: labels can be removed."""
         if parent := self._kinds.parent_uid(kind, body):
             return _namespace(body), parent
         return self._families.get(body["metadata"]["uid"], (_namespace(body), ""))

@@ -78,6 +78,32 @@ def test_answer_about_a_deleted_parent_does_not_bring_it_back() -> None:
     assert cache.known_keys() == []
 
 
+def test_child_with_another_parent_leaves_the_first_one() -> None:
+    """It stayed there as it was, and the first parent was never told what became of it."""
+    cache = Cache[str](KINDS)
+    other = {**parent(4, uid="uid-two"), "metadata": {**parent(4, uid="uid-two")["metadata"], "name": "two"}}
+    cache.put("Parent", parent(3))
+    cache.put("Parent", other)
+    for kind in ("Child", "Other"):
+        cache.put(kind, child(kind, 5, kind))
+        assert cache.put(kind, child(kind, 6, kind, uid="uid-two")) == KEY, "the parent that loses it is touched"
+        assert cache.put(kind, child(kind, 5, kind)) is None, "an older body does not bring it back"
+        first, second = cache.snapshot(KEY), cache.snapshot(("clinic", "two"))
+        assert first is not None and first.children[kind] == ()
+        assert second is not None and len(second.children[kind]) == 1
+        assert cache.drop(kind, child(kind, 7, kind, uid="")) == ("clinic", "two")
+
+
+def test_child_with_an_unknown_parent_leaves_the_first_one() -> None:
+    cache = Cache[str](KINDS)
+    cache.put("Parent", parent(3))
+    cache.put("Child", child("a", 4))
+    cache.drop_orphans()
+    assert cache.put("Child", child("a", 5, uid="uid-none")) == KEY
+    assert children(cache) == []
+    assert cache.warn("clinic", "Child", "a", "uid-a", "topic", "a warning") is None
+
+
 def test_child_whose_label_was_removed_still_belongs_to_its_parent() -> None:
     cache = Cache[str](KINDS)
     cache.put("Parent", parent(3))
