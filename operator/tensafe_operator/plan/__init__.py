@@ -49,7 +49,7 @@ from tensafe_operator.plan.parsing import (
     parse_ledger_status,
 )
 from tensafe_operator.plan.pending import unless_node_may_come, unless_pending
-from tensafe_operator.plan.repeated import unless_repeated
+from tensafe_operator.plan.repeated import report_repeated
 from tensafe_operator.plan.resolved import has_resolved_image, resolve_image, with_digest, with_resolved
 from tensafe_operator.plan.retry import backoff_end, end_attempt
 from tensafe_operator.plan.starting import correct_children, start_attempt, with_profile
@@ -67,6 +67,7 @@ def decide(observed: Observed, now: float, settings: Settings) -> Decision:
     """Return what to do for a job at the time `now`, in seconds since the epoch."""
     draft = Draft(observed, now, settings)
     _decide(draft)
+    report_repeated(draft)
     return draft.finish()
 
 
@@ -134,8 +135,7 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
         return  # KubeRay creates the RayCluster
     if ray_job is None:
         deleted = Assessment(AttemptState.FAILED, Reason.WORKER_LOST, f"RayJob {attempt.ray_job_name} was deleted")
-        deleted = excuse(deleted, draft.status, suspend=suspend)
-        draft.set_state(unless_repeated(draft, end_attempt(draft, admitted.job.spec, attempt, deleted, record)))
+        end_attempt(draft, admitted.job.spec, attempt, excuse(deleted, draft.status, suspend=suspend), record)
         return  # the next decision, once this status is stored
     correct_children(draft, admitted)
     attempt = attempts.refresh(attempt, ray_job, record, draft.now)
@@ -143,7 +143,7 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
     draft.status.resolved = with_digest(draft.status.resolved, draft.observed.pods, attempt.number, record)
     assessment = _assess(draft, admitted, record, attempt, ray_job)
     if assessment.state.over:
-        draft.set_state(unless_repeated(draft, end_attempt(draft, admitted.job.spec, attempt, assessment, record)))
+        end_attempt(draft, admitted.job.spec, attempt, assessment, record)
         return  # the next decision, once this status is stored
     if suspend:
         suspend_attempt(draft, ray_job, assessment.state)
@@ -164,7 +164,7 @@ def _state_of_start(draft: Draft) -> JobState:
     """The state of a job whose pods are not all ready: stalled where a user has to act."""
     state = unless_crashing(draft, unless_node_may_come(draft, starting_state(draft.observed, Phase.STARTING)))
     state = state if state.stalled else unless_ignored(draft, state)
-    return unless_repeated(draft, state if state.stalled else unless_pending(draft, state))
+    return state if state.stalled else unless_pending(draft, state)
 
 
 def _decide_next_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus | None, last: Attempt | None) -> None:
@@ -180,7 +180,7 @@ def _decide_next_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
         draft.set_state(starting_state(draft.observed, Phase.STARTING))
         return  # the cluster administrator installs the policies
     if last is not None and (end := backoff_end(status.attempts, last)) > draft.now:
-        draft.set_state(unless_repeated(draft, JobState(Phase.STARTING, Reason.RETRYING, last.message or "")))
+        draft.set_state(JobState(Phase.STARTING, Reason.RETRYING, last.message or ""))
         draft.wake_at(end)
         return  # the backoff passes
     if stranger := attempts.find_stranger(job.metadata.name, status.attempts, draft.observed.ray_jobs, record):
@@ -196,7 +196,7 @@ def _decide_next_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
     taken = with_profile(draft, admitted)
     if taken is None:
         return  # the cluster administrator corrects the profile, or the author the manifest
-    draft.set_state(unless_repeated(draft, JobState(Phase.STARTING, Reason.STARTING)))
+    draft.set_state(JobState(Phase.STARTING, Reason.STARTING))
     cluster = taken.job.spec.cluster
     draft.status.resolved = resolve_image(status.resolved, job.spec.cluster, cluster, draft.settings, record)
     draft.record(attempt)

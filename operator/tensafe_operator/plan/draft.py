@@ -25,13 +25,15 @@ class Draft:
     Attributes:
         observed: what the reconcile observed; never changed.
         now: the time, in seconds since the epoch.
-        status: the new status; it starts as the observed one.
+        status: the new status; it starts as the observed one. Its phase and its conditions change in `finish` only.
+        state: the state of the job that they will show; None: they stay as they are.
     """
 
     observed: Observed
     now: float
     settings: Settings
     status: Status = field(init=False)
+    state: JobState | None = field(init=False, default=None)
     actions: list[Action] = field(default_factory=list)
     wakes: list[float] = field(default_factory=list)
     irreversible: bool = False
@@ -42,8 +44,8 @@ class Draft:
         self.status.observed_generation = int(self.observed.job["metadata"].get("generation") or 0)
 
     def set_state(self, state: JobState) -> None:
-        """Set the phase and the conditions of the new status."""
-        set_conditions(self.status, state, self.now)
+        """Set what the phase and the conditions of the new status will show."""
+        self.state = state
 
     def create(self, manifest: Manifest) -> None:
         """Create an object of an attempt."""
@@ -90,5 +92,7 @@ class Draft:
 
     def finish(self) -> Decision:
         """Return the decision."""
+        if self.state is not None:
+            set_conditions(self.status, self.state, self.now)
         ahead = [wake for wake in self.wakes if wake > self.now and math.isfinite(wake)]
         return Decision(tuple(self.actions), self.status, min(ahead, default=None), self.irreversible)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from tensafe_api.reasons import Reason
 from tensafe_operator.plan.blockers import Blocker, blocked_state
-from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.parsing import parse_ledger_status
 from tensafe_operator.plan.retry import has_failed
@@ -18,17 +17,19 @@ REPEATED = 3
 """So many attempts that fail for the same reason are no outage of a moment."""
 
 
-def unless_repeated(draft: Draft, state: JobState) -> JobState:
-    """Return `state`, or that of a job that starts although its last attempts have all failed for one reason."""
-    if state.stalled or state.reason not in (Reason.STARTING, Reason.RETRYING):
-        return state
+def report_repeated(draft: Draft) -> None:
+    """Stall a job that starts although its last attempts have all failed for one reason."""
+    state = draft.state
+    if state is None or state.stalled or state.reason not in (Reason.STARTING, Reason.RETRYING):
+        return
     last = [each for each in draft.status.attempts if each.end_time is not None][-REPEATED:]
     reason = next((each for each in Reason if last and each.value == last[-1].reason), None)
     alike = [each for each in last if has_failed(each) and each.reason == last[-1].reason]
     if reason is None or len(alike) < REPEATED:
-        return state
+        return
     record = parse_ledger_status(draft.observed.ledger)
     if record is not None and any(charge.attempt >= last[0].number for charge in record.charges):
-        return state
+        return
     numbers = f"attempts {last[0].number} to {last[-1].number} have failed alike"
-    return blocked_state(Blocker(reason, f"{numbers}: {last[-1].message or reason.sentence}"), state.phase)
+    blocker = Blocker(reason, f"{numbers}: {last[-1].message or reason.sentence}")
+    draft.set_state(blocked_state(blocker, state.phase))

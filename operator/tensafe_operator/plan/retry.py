@@ -70,8 +70,8 @@ def state_after(
 
 def end_attempt(
     draft: Draft, spec: Spec, attempt: Attempt, assessment: Assessment, record: LedgerStatus | None
-) -> JobState:
-    """Record the end of an attempt, delete its Secret and a RayJob that still runs, and return what that means."""
+) -> None:
+    """Record the end of an attempt, delete its Secret and a RayJob that still runs, and set what that means."""
     draft.irreversible = True
     draft.record(close(attempt, assessment, draft.now))
     ray_job = draft.ray_job_of(attempt)
@@ -81,7 +81,7 @@ def end_attempt(
             draft.delete(ray_job)
     acquired = [charge.attempt for charge in record.charges] if record is not None else []
     most = spec.retry.max_attempts
-    return state_after(assessment, draft.status.attempts, acquired, most, suspend=spec.suspend)
+    draft.set_state(state_after(assessment, draft.status.attempts, acquired, most, suspend=spec.suspend))
 
 
 def _state_after_failure(

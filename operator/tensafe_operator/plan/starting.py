@@ -18,7 +18,6 @@ from tensafe_operator.plan.observed import Create
 from tensafe_operator.plan.parsing import is_terminal
 from tensafe_operator.plan.predecessors import find_predecessors, waiting_state
 from tensafe_operator.plan.profile import take_profile
-from tensafe_operator.plan.repeated import unless_repeated
 
 
 def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
@@ -30,7 +29,7 @@ def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
     predecessors = find_predecessors(draft.observed, attempt.number, draft.now)
     draft.wake_at(*predecessors.wakes)
     if predecessors.alive:
-        draft.set_state(unless_repeated(draft, unless_ignored(draft, waiting_state(draft, predecessors))))
+        draft.set_state(unless_ignored(draft, waiting_state(draft, predecessors)))
         return  # the pods terminate, or a user deletes them
     if not (draft.observed.kuberay and draft.observed.guarded):
         draft.set_state(starting_state(draft.observed, Phase.PENDING))
@@ -41,7 +40,7 @@ def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
         return  # the cluster administrator corrects the profile, or the author the manifest
     for manifest in children_of(draft, taken, attempt):
         draft.create(manifest)
-    draft.set_state(unless_repeated(draft, starting_state(draft.observed, Phase.STARTING)))
+    draft.set_state(starting_state(draft.observed, Phase.STARTING))
     # KubeRay creates the RayCluster.
 
 
