@@ -79,7 +79,7 @@ def test_answer_about_a_deleted_parent_does_not_bring_it_back() -> None:
 
 
 def test_child_with_another_parent_leaves_the_first_one() -> None:
-    """It stayed there as it was, and the first parent was never told what became of it."""
+    """It stayed there as it was, and the first parent never learned what became of it."""
     cache = Cache[str](KINDS)
     other = {**parent(4, uid="uid-two"), "metadata": {**parent(4, uid="uid-two")["metadata"], "name": "two"}}
     cache.put("Parent", parent(3))
