@@ -264,11 +264,20 @@ def test_status_that_cannot_be_stored_at_all_is_reported_in_an_event(cluster: Jo
 
 
 def test_ray_job_that_the_api_server_cannot_store_stalls_its_job(cluster: JobHarness) -> None:
-    """One with a signer has the affinity twice."""
-    values = [f"{number:06d}{'v' * 244}" for number in range(3_600)]
-    terms = [{"matchExpressions": [{"key": "a", "operator": "NotIn", "values": values}]}]
+    """One with a signer has the pods of a worker twice, and in each the variables twice."""
+    keys, longest = [f"{'a' * 250}/{'b' * 60}{number}" for number in range(10, 74)], "\u3042" * 1024
+    terms = [{"matchExpressions": [{"key": "a", "operator": "NotIn", "values": [key[-63:] for key in keys] * 7}]}]
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
-    own = {"spec.cluster.affinity": affinity, "spec.checkpoint.signing": {"secretName": "signing-key"}}
+    own = {
+        "spec.cluster.env": [{"name": f"A{key[-2:]}", "value": longest} for key in keys],
+        "spec.cluster.podAnnotations": {f"a{key[-2:]}": longest for key in keys},
+        "spec.cluster.podLabels": dict.fromkeys(keys, "v" * 63),
+        "spec.cluster.nodeSelector": dict.fromkeys(keys, "v" * 63),
+        "spec.cluster.affinity": affinity,
+        "spec.cluster.head": {"affinity": affinity},
+        "spec.cluster.tolerations": [{"key": key, "operator": "Exists"} for key in keys[:32]],
+        "spec.checkpoint.signing": {"secretName": "signing-key"},
+    }
     manifest = changed(MINIMAL, {"metadata.namespace": cluster.namespace, **own})
     cluster.plane.kubectl("create", "-f", "-", text=json.dumps(manifest))
     cluster.reconcile()
