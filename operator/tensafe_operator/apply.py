@@ -21,7 +21,7 @@ from tensafe_api.resources.status import Status
 from tensafe_operator import names
 from tensafe_operator.children import Manifest, matches
 from tensafe_operator.event_recorder import record_events
-from tensafe_operator.kinds import CORRECTED_KINDS
+from tensafe_operator.kinds import CORRECTED_KINDS, trim
 from tensafe_operator.plan.observed import Action, ClusterWarning, Create, Delete, Observed
 from tensafe_operator.plan.short_status import TOO_LARGE, short_status
 from tensafe_operator.plan.transitions import Transition, transitions_between
@@ -161,6 +161,8 @@ async def _create(api: ApiClient, manifest: Manifest) -> Manifest | None:
         found = await api.get(kind, namespace, name)
         if found is None:
             raise RetryLater(f"{kind} {name} was deleted in this moment") from error
+        if kind in CORRECTED_KINDS:
+            found = trim(kind, found)  # a user may have made it large
         if not _belongs_to_job(found, manifest):
             taken = "it belongs to another job, or is being deleted"
             raise RetryLater(f"{kind} {name}: {taken}", ClusterWarning(kind, name, Reason.NAME_TAKEN, taken)) from error

@@ -15,7 +15,7 @@ from tensafe_api.resources.job import GROUP, KIND, VERSION
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LEDGER_KIND
 from tensafe_api.resources.profile import PROFILE_KIND
 from tensafe_operator import names
-from tensafe_operator.opaque_parts import without_large_parts
+from tensafe_operator.opaque_parts import bounded, without_large_parts
 from tensafe_operator.runtime.objects import Kinds, Manifest, Resource
 
 CORRECTED_KINDS = ("NetworkPolicy", "RoleBinding")
@@ -48,6 +48,8 @@ def trim(kind: str, body: Mapping[str, Any]) -> Manifest:
             if secret := (body["metadata"].get("annotations") or {}).get(names.TLS_SECRET):
                 metadata["annotations"] = {names.TLS_SECRET: secret}
             trimmed["spec"] = {"suspend": (body.get("spec") or {}).get("suspend")}
+        case "NetworkPolicy":
+            trimmed["spec"] = bounded(body.get("spec"))  # `children.matches` compares the digest of a large one
         case "Pod":
             trimmed.pop("spec", None)
             metadata.pop("ownerReferences", None)

@@ -148,5 +148,5 @@ async def _owned_ray_jobs(api: ApiClient, namespace: str, job: Object) -> list[M
         name = attempt.get("rayJobName")
         if "endTime" not in attempt and name and name not in found_names:
             named = await api.get("RayJob", namespace, name)
-            found += [named] if named else []
+            found += [trim("RayJob", named)] if named else []
     return [each for each in found if names.job_uid_of("RayJob", each) == uid]

@@ -1,11 +1,13 @@
-"""The parts of a job without a schema, such as an affinity. Pods have them too, and only Kubernetes checks them.
+"""Large parts of objects. Any user may write a megabyte into an object, which takes up to 50 MB in memory.
 
-No rule of a CRD bounds their size. Any user may write a megabyte into those of each job, which takes 30 MB as an object
-in memory. So a large part is refused (`plan.admission`), and the cache keeps a text in its place.
+No rule of a CRD bounds the parts of a job without a schema, such as an affinity, which only Kubernetes checks. A large
+one is refused (`plan.admission`), and the cache keeps a text in its place. Of another object that is only compared, the
+digest of a large part is kept.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,6 +28,12 @@ def without_large_parts(spec: Mapping[str, Any]) -> Mapping[str, Any]:
         else:
             cluster[name] = _TOO_LARGE
     return {**spec, "cluster": cluster} if cluster else spec
+
+
+def bounded(part: Any) -> Any:
+    """Return a part of an object, or its digest if it is too large to be kept. Equal parts have equal digests."""
+    text = json.dumps(part, sort_keys=True)
+    return part if len(text) <= LARGEST else {"sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def find_large_part(spec: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import pytest
 from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, FakeOperator, condition
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.schema import schema_of
+from tensafe_operator.children import matches
 from tensafe_operator.kinds import KINDS, trim
 from tensafe_operator.opaque_parts import _PARTS, LARGEST, find_large_part
 from tensafe_operator.plan import decide
@@ -91,3 +92,19 @@ def test_jobs_of_a_megabyte_take_the_memory_of_their_text(opaque: bool) -> None:
     finally:
         tracemalloc.stop()
     assert kept < jobs * 1.5 * 2**20
+
+
+@pytest.mark.parametrize("peers", [1, 5_000])
+def test_large_network_policy_is_kept_as_a_digest_and_still_compared(peers: int) -> None:
+    """16 of two megabytes, each for a job, let the memory of an operator grow to 1.7 GB when the jobs started."""
+    egress = [{"to": [{"ipBlock": {"cidr": f"10.{each // 256}.{each % 256}.0/24"}}]} for each in range(peers)]
+    policy: dict[str, Any] = {
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "a", "labels": {}},
+        "spec": {"egress": egress},
+    }
+    found = trim("NetworkPolicy", policy)
+    assert len(str(found)) < LARGEST
+    assert (found["spec"] == policy["spec"]) is (peers == 1)
+    assert matches(found, policy) and matches(policy, policy)
+    assert not matches(found, {**policy, "spec": {"egress": [*egress, {}]}})
