@@ -144,11 +144,13 @@ async def _send(request: web.Request, page: bytes) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
     response.content_length = len(page)
     body = page if request.method == "GET" else b""
+    last = max(0, len(body) - _CHUNK)
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             await response.prepare(request)
-            for start in range(0, len(body), _CHUNK):
-                await response.write(body[start : start + _CHUNK])
+            for start in range(0, last, _CHUNK):
+                await response.write(body[start : min(start + _CHUNK, last)])
+            await response.write_eof(body[last:])  # waits for the client, also where `write` was not needed
     except (TimeoutError, ConnectionError):
         if request.transport is not None:
             request.transport.abort()
