@@ -90,7 +90,7 @@ def _state(seen: Seen, now: float) -> Diagnosis:
     if not screen.is_final(job) and (change := _unseen_change(seen, now)):
         return Diagnosis("NotSeen", f"No operator has seen that {change}.", _FIX_OF_NOT_SEEN, by_operator=False)
     word, message = screen.state_of(job)
-    if phase == Phase.QUEUED:
+    if phase == Phase.QUEUED and not screen.is_blocked(job):
         waits, queued = message or Reason.QUEUED.sentence, parse_time(part(seen.ray_job, "metadata.creationTimestamp"))
         if seen.no_workload and seen.ray_job is not None and now - (queued or now) >= PATIENCE_SECONDS:
             what = f"{waits} Kueue has no Workload for RayJob {seen.ray_job['metadata']['name']}."

@@ -22,9 +22,9 @@ def job_with(status: dict[str, Any] | None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("reason", Reason)
-@pytest.mark.parametrize("phase", [Phase.FAILED, Phase.STARTING, Phase.RUNNING])
+@pytest.mark.parametrize("phase", [Phase.FAILED, Phase.QUEUED, Phase.STARTING, Phase.RUNNING])
 def test_every_reason_is_explained_with_its_own_words(reason: Reason, phase: Phase) -> None:
-    stalled = phase is Phase.STARTING
+    stalled = phase in (Phase.QUEUED, Phase.STARTING)
     found = diagnose(Seen(job_with(status_of(phase, reason, stalled=stalled))), NOW)
     assert found.reason == reason
     assert reason.sentence in found.what

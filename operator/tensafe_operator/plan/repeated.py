@@ -2,7 +2,8 @@
 
 An attempt that has not acquired the ledger has spent nothing, and another one follows without end: an object store or a
 hub may answer again. A wrong address or a missing permission never goes away, and each attempt takes its nodes again.
-So the job is stalled, while its attempts continue.
+So the job is stalled, while its attempts continue: also while the next one waits in a queue, or for a node that an
+autoscaler may add. Otherwise `Stalled` would change twice with each attempt.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from tensafe_operator.plan.retry import has_failed
 
 REPEATED = 3
 """So many attempts that fail for the same reason are no outage of a moment."""
+_BEFORE_TRAINING = (Reason.STARTING, Reason.RETRYING, Reason.QUEUED, Reason.UNSCHEDULABLE)
+"""What a job reports that waits for no user before an attempt trains."""
 
 
 def report_repeated(draft: Draft) -> None:
     """Stall a job that starts although its last attempts have all failed for one reason."""
     state = draft.state
-    if state is None or state.stalled or state.reason not in (Reason.STARTING, Reason.RETRYING):
+    if state is None or state.stalled or state.reason not in _BEFORE_TRAINING:
         return
     last = [each for each in draft.status.attempts if each.end_time is not None][-REPEATED:]
     reason = next((each for each in Reason if last and each.value == last[-1].reason), None)

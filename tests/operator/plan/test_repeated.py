@@ -8,6 +8,8 @@ import pytest
 
 from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, started_job
 from tensafe_api.reasons import Reason
+from tensafe_api.timestamps import format_time
+from tensafe_operator.plan.pending import NODE_SECONDS
 
 UNREADABLE, NO_MODEL = "exit code 70", "exit code 72"
 
@@ -46,6 +48,40 @@ def test_failure_that_every_attempt_repeats_stalls_the_job_with_its_fix() -> Non
     since = stalled["lastTransitionTime"]
     seen = end_attempts(cluster, operator, *[UNREADABLE] * 3)
     assert {(each["status"], each["lastTransitionTime"]) for each in seen} == {("True", since)}, "it never flaps"
+
+
+def test_report_stays_while_the_next_attempt_waits_in_a_queue() -> None:
+    """Kueue holds back each attempt for a moment at least. Argo CD and alerts would follow each change."""
+    cluster, operator = started_job(spec__cluster__queueName="clinic")
+    for _ in range(3):
+        cluster.readmit()
+        end_attempts(cluster, operator, UNREADABLE)
+    stalled = condition(cluster, "Stalled")
+    assert (cluster.status["phase"], stalled["status"], stalled["reason"]) == ("Queued", "True", "DatasetUnreadable")
+    cluster.readmit()
+    seen = end_attempts(cluster, operator, UNREADABLE)
+    assert {(each["status"], each["lastTransitionTime"]) for each in seen} == {("True", stalled["lastTransitionTime"])}
+
+
+def test_report_stays_while_the_next_attempt_waits_for_a_node() -> None:
+    """An autoscaler takes the nodes away between two attempts, and adds them again."""
+    cluster, operator = started_job()
+    end_attempts(cluster, operator, *[UNREADABLE] * 3)
+    since = condition(cluster, "Stalled")["lastTransitionTime"]
+    cluster.now += 60
+    cluster.start_pods()
+    now = format_time(cluster.now)
+    no_room = {"reason": "Unschedulable", "message": "0/3 nodes: no GPU", "lastTransitionTime": now}
+    placed = {"type": "PodScheduled", "status": "False", **no_room}
+    cluster.pods["claims-triage-a4-worker"]["status"] = {"phase": "Pending", "conditions": [placed]}
+    cluster.ray_jobs["claims-triage-a4"]["status"] = {"jobDeploymentStatus": "Initializing"}
+    operator.settle()
+    stalled = condition(cluster, "Stalled")
+    assert (stalled["reason"], stalled["lastTransitionTime"]) == ("DatasetUnreadable", since)
+    cluster.now += NODE_SECONDS
+    operator.settle()
+    stalled = condition(cluster, "Stalled")
+    assert (stalled["reason"], stalled["lastTransitionTime"]) == ("Unschedulable", since), "no node has come"
 
 
 def test_attempt_that_trains_ends_the_report() -> None:
