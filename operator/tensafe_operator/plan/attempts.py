@@ -126,10 +126,13 @@ def close(attempt: Attempt, assessment: Assessment, now: float) -> Attempt:
 
 
 def with_last_report(assessment: Assessment, status: Status) -> Assessment:
-    """Return the assessment of an attempt that the operator ends, with what the status said that it waited for."""
+    """Return the assessment of an attempt that the operator ends, with what the status said that it waited for. How the
+    attempts before it have ended (`plan.repeated`) is no such thing.
+    """
     ready = next((each for each in status.conditions if each.type == ConditionType.READY.value), None)
     reason = next((each for each in Reason if ready is not None and each.value == ready.reason), None)
-    if ready is None or reason is None or not reason.fix:
+    ends = [each.reason for each in status.attempts if each.end_time is not None]
+    if ready is None or reason is None or not reason.fix or reason.value in ends[-1:]:
         return assessment
     waited_for, _ = split_fix(ready.message, reason.fix)
     text = f"{assessment.message or assessment.reason.sentence}; last reported: {reason.value}: {waited_for}"

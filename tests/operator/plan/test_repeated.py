@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, started_job
+from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, FakeOperator, condition, started_job
 from tensafe_api.reasons import Reason
 from tensafe_api.timestamps import format_time
 from tensafe_operator.plan.pending import NODE_SECONDS
@@ -82,6 +82,22 @@ def test_report_stays_while_the_next_attempt_waits_for_a_node() -> None:
     operator.settle()
     stalled = condition(cluster, "Stalled")
     assert (stalled["reason"], stalled["lastTransitionTime"]) == ("Unschedulable", since), "no node has come"
+
+
+def test_end_of_an_attempt_does_not_quote_those_before_it() -> None:
+    """Each message would hold all messages before it."""
+    cluster, operator = started_job()
+    for _ in range(5):
+        cluster.start_pods()
+        operator.settle()
+        cluster.now += SETTINGS.stall_seconds
+        operator.settle()
+        cluster.remove_terminating_pods()
+        cluster.now += 400
+        operator.settle()
+    assert condition(cluster, "Stalled")["reason"] == "WorkerLost"
+    messages = {each["message"] for each in cluster.status["attempts"] if "endTime" in each}
+    assert messages == {f"no step was charged within {SETTINGS.stall_seconds} s of the start"}
 
 
 def test_attempt_that_trains_ends_the_report() -> None:
