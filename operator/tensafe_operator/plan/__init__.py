@@ -41,6 +41,7 @@ from tensafe_operator.plan.ledger import (
     unreadable_record,
 )
 from tensafe_operator.plan.observed import Decision, Object, Observed
+from tensafe_operator.plan.outdated import are_all_ready
 from tensafe_operator.plan.parsing import (
     has_final_outcome,
     is_partial,
@@ -215,7 +216,7 @@ def _assess(
     spec = admitted.job.spec
     deadlines = (
         check_deadline(draft.status.attempts, spec.active_deadline_seconds, draft.now),
-        check_start_deadline(ray_job, spec.start_deadline_seconds, draft.now),
+        check_start_deadline(ray_job, spec.start_deadline_seconds, draft.now, ready=are_all_ready(draft.observed)),
     )
     if exceeded := next((each.exceeded for each in deadlines if each.exceeded is not None), None):
         return attempts.with_last_report(exceeded, draft.status)

@@ -15,7 +15,7 @@ from tensafe_api.timestamps import parse_time
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.observed import Object, Observed
-from tensafe_operator.plan.outdated import pods_of_open_attempt
+from tensafe_operator.plan.outdated import are_all_ready, pods_of_open_attempt
 from tensafe_operator.plan.parsing import has_condition
 
 CRASH_SECONDS = 120
@@ -34,7 +34,7 @@ def find_crash(observed: Observed) -> str:
 
 def is_crashing(draft: Draft) -> bool:
     """Return whether the status reports a crash, and not all pods have become ready since."""
-    return _reported(draft) is not None and not _are_all_ready(draft)
+    return _reported(draft) is not None and not are_all_ready(draft.observed)
 
 
 def unless_crashing(draft: Draft, state: JobState) -> JobState:
@@ -74,8 +74,3 @@ def _reported(draft: Draft) -> Condition | None:
         each for each in draft.status.conditions if (each.type, each.reason, each.status) == (kind, reason, "True")
     )
     return next(found, None)
-
-
-def _are_all_ready(draft: Draft) -> bool:
-    ready = [pod for pod in pods_of_open_attempt(draft.observed) if has_condition(pod, "Ready")]
-    return len(ready) > int(draft.observed.job["spec"]["cluster"]["workers"])

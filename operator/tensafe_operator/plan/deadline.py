@@ -42,15 +42,18 @@ def check_deadline(attempts: Iterable[Attempt], limit: int | None, now: float) -
     return Deadline(at=now + limit - used)
 
 
-def check_start_deadline(ray_job: Object, limit: int | None, now: float) -> Deadline:
+def check_start_deadline(ray_job: Object, limit: int | None, now: float, *, ready: bool) -> Deadline:
     """Return the deadline for the start of the pods of a RayJob at the time `now`. A `limit` of None is no deadline.
 
     KubeRay begins to count again when a queue admits the RayJob again.
+
+    Args:
+        ready: whether all pods are ready. KubeRay may report it much later, such as when its operator does not run.
     """
     status = ray_job.get("status") or {}
     started = parse_time(status.get("startTime"))
     starts = status.get("jobDeploymentStatus") == "Initializing" and not is_queued(ray_job)
-    if limit is None or started is None or not starts or ray_job["metadata"].get("deletionTimestamp"):
+    if limit is None or started is None or not starts or ready or ray_job["metadata"].get("deletionTimestamp"):
         return Deadline()
     if now < started + limit:
         return Deadline(at=started + limit)

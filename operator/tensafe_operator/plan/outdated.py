@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tensafe_operator import names
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
-from tensafe_operator.plan.parsing import has_ended
+from tensafe_operator.plan.parsing import has_condition, has_ended
 
 REFUSED = ("FailedToCreateHeadPod", "FailedToCreateWorkerPod", "FailedToCreateRayCluster", "FailedToCreateService")
 """Reasons of KubeRay's Events about objects that the API server refuses to create."""
@@ -72,6 +72,12 @@ def pods_of_open_attempt(observed: Observed) -> list[Object]:
     """Return the pods of the attempt that is open, also those that have failed."""
     numbers = {each["number"] for each in _attempts(observed) if not each.get("endTime")}
     return [pod for pod in observed.pods if names.attempt_of(pod) in numbers]
+
+
+def are_all_ready(observed: Observed) -> bool:
+    """Return whether all pods of the open attempt are ready: its head and its workers."""
+    ready = [pod for pod in pods_of_open_attempt(observed) if has_condition(pod, "Ready")]
+    return len(ready) > int(observed.job["spec"]["cluster"]["workers"])
 
 
 def _attempts(observed: Observed) -> list[Object]:

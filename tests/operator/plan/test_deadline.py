@@ -113,6 +113,18 @@ def test_job_that_does_not_start_in_time_names_what_it_waited_for() -> None:
     assert cluster.ray_jobs == {}
 
 
+def test_job_whose_pods_run_in_time_does_not_fail_because_kuberay_has_not_seen_it() -> None:
+    """KubeRay's operator is restarted or has much to do. Nothing can undo the end of a job."""
+    cluster, operator = job_without_a_node(spec__cluster__workers=1)
+    cluster.pods["claims-triage-a1-worker"]["status"] = cluster.pods["claims-triage-a1-head"]["status"]
+    cluster.now += 300
+    operator.settle()
+    assert cluster.status["phase"] == "Starting"
+    cluster.pods["claims-triage-a1-worker"]["status"] = {"phase": "Pending"}
+    operator.settle()
+    assert cluster.status["phase"] == "Failed"
+
+
 @pytest.mark.parametrize("deadline", [600, None])
 def test_new_deadline_for_the_start_reaches_the_attempt_that_waits(deadline: int | None) -> None:
     cluster, operator = job_without_a_node()
