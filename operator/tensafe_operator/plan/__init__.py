@@ -16,7 +16,7 @@ does it only on the API server's own answer. These invariants hold whatever is o
 from __future__ import annotations
 
 from tensafe_api.reasons import Phase, Reason
-from tensafe_api.resources.ledger import MAX_ATTEMPTS, LedgerStatus
+from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_api.resources.status import Attempt, Status
 from tensafe_operator.plan import attempts
 from tensafe_operator.plan.admission import Admitted, Rejected, admit
@@ -52,7 +52,7 @@ from tensafe_operator.plan.parsing import (
 from tensafe_operator.plan.pending import unless_node_may_come, unless_pending
 from tensafe_operator.plan.repeated import report_repeated
 from tensafe_operator.plan.resolved import has_resolved_image, resolve_image, with_digest, with_resolved
-from tensafe_operator.plan.retry import backoff_end, end_attempt
+from tensafe_operator.plan.retry import backoff_end, end_attempt, out_of_numbers
 from tensafe_operator.plan.starting import correct_children, start_attempt, with_profile
 from tensafe_operator.plan.suspension import SUSPENDED, excuse, suspend_attempt
 from tensafe_operator.settings import Settings
@@ -191,8 +191,7 @@ def _decide_next_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
     draft.irreversible = True
     attempt = attempts.next_attempt(job.metadata.name, status.attempts, draft.observed.ray_jobs, record)
     if attempt is None:
-        message = f"a ledger records at most {MAX_ATTEMPTS} attempts, with the suspended ones: create a new job"
-        draft.set_state(JobState(Phase.FAILED, Reason.ATTEMPTS_EXHAUSTED, message))
+        draft.set_state(out_of_numbers(last))
         return  # the author creates a new job
     taken = with_profile(draft, admitted)
     if taken is None:

@@ -1,7 +1,7 @@
 """Repeated: find the failure that one attempt after the other repeats before it can train.
 
-An attempt that has not acquired the ledger has spent nothing, and another one follows without end: an object store or a
-hub may answer again. A wrong address or a missing permission never goes away, and each attempt takes its nodes again.
+An attempt that has not acquired the ledger has spent nothing, and another one follows: an object store or a hub may
+answer again. A wrong address or a missing permission never goes away, and each attempt takes its nodes again.
 So the job is stalled, while its attempts continue: also while the next one waits in a queue, or for a node that an
 autoscaler may add. Otherwise `Stalled` would change twice with each attempt.
 """

@@ -2,8 +2,9 @@
 
 An attempt that failed is repeated after a backoff, until `retry.maxAttempts` attempts have failed that had acquired the
 ledger. One that failed before (no image, no model, a lost node) has spent nothing, and the job waits until the fault is
-fixed. An attempt that ended as `Interrupted` (a suspension, a drained node) is not a failure: it is repeated at once,
-and not counted. A failure that every attempt would repeat ends the job.
+fixed, for as long as the ledger has numbers for attempts. An attempt that ended as `Interrupted` (a suspension, a
+drained node) is not a failure: it is repeated at once, and not counted. A failure that every attempt would repeat ends
+the job.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.job import Spec
-from tensafe_api.resources.ledger import LedgerStatus
+from tensafe_api.resources.ledger import MAX_ATTEMPTS, LedgerStatus
 from tensafe_api.resources.status import Attempt
 from tensafe_api.timestamps import parse_time
 from tensafe_operator.plan.attempts import Assessment, AttemptState, close
@@ -66,6 +67,14 @@ def state_after(
         case AttemptState.SUSPENDED:
             return JobState(Phase.STARTING, Reason.RETRYING)
     return _state_after_failure(assessment, attempts, acquired, max_attempts)
+
+
+def out_of_numbers(last: Attempt | None) -> JobState:
+    """Return the state of a job whose ledger can record no further attempt after `last`."""
+    message = f"a ledger records at most {MAX_ATTEMPTS} attempts, with those that were suspended or spent nothing"
+    if last is not None and last.message:
+        message += f"; attempt {last.number}: {last.message.rstrip('.')}"
+    return JobState(Phase.FAILED, Reason.ATTEMPTS_EXHAUSTED, f"{message}. {Reason.ATTEMPTS_EXHAUSTED.fix}")
 
 
 def end_attempt(

@@ -6,6 +6,7 @@ import pytest
 
 from e2e.platform.fixtures.fake_cluster import condition, running_job, started_job
 from tensafe_api.reasons import Phase, Reason
+from tensafe_api.resources.ledger import MAX_ATTEMPTS
 from tensafe_api.resources.status import Attempt
 from tensafe_api.timestamps import format_time
 from tensafe_operator.plan.attempts import Assessment, AttemptState
@@ -101,3 +102,22 @@ def test_job_without_a_deadline_for_its_start_waits_for_ever() -> None:
 )
 def test_phase_after_the_end_of_an_attempt(state: AttemptState, suspend: bool, phase: Phase) -> None:
     assert state_after(Assessment(state, Reason.WORKER_LOST), [ended(1)], [1], 5, suspend=suspend).phase is phase
+
+
+def test_job_without_numbers_for_more_attempts_names_what_the_last_one_failed_of() -> None:
+    """Attempts that spend nothing are not counted as failures, but the ledger has a number for each of them."""
+    cluster, operator = started_job()
+    for _ in range(MAX_ATTEMPTS):
+        assert cluster.status["phase"] == "Starting"
+        cluster.start_pods()
+        operator.settle()
+        cluster.end_ray_job("FAILED", "exit code 70")
+        operator.settle()
+        cluster.remove_terminating_pods()
+        cluster.now += 400
+        operator.settle()
+    failed = condition(cluster, "Failed")
+    assert (cluster.status["phase"], failed["reason"]) == ("Failed", "AttemptsExhausted")
+    assert f"at most {MAX_ATTEMPTS} attempts" in failed["message"]
+    assert f"attempt {MAX_ATTEMPTS}: {Reason.DATASET_UNREADABLE.sentence}" in failed["message"]
+    assert failed["message"].endswith(Reason.ATTEMPTS_EXHAUSTED.fix)
