@@ -43,8 +43,10 @@ def unless_pending(draft: Draft, state: JobState) -> JobState:
 
 
 def unless_node_may_come(draft: Draft, state: JobState) -> JobState:
-    """Return `state`, or the same with `stalled` unset: while an autoscaler may still add a node for the pods."""
-    if state.reason is not Reason.UNSCHEDULABLE:
+    """Return `state`, or the same with `stalled` unset: while an autoscaler may still add a node for the pods. It adds
+    none for a PersistentVolumeClaim that does not exist.
+    """
+    if state.reason is not Reason.UNSCHEDULABLE or state.message.endswith(fixes.CLAIM_MISSING):
         return state
     placed = (pod_condition(pod, "PodScheduled") for pod in draft.observed.pods)
     refused = [each for each in placed if each.get("reason") == Reason.UNSCHEDULABLE]

@@ -132,6 +132,14 @@ def test_job_is_stalled_where_no_node_comes_in_ten_minutes() -> None:
     assert (stalled(cluster)["status"], condition(cluster, "Ready")["reason"]) == ("False", "Starting")
 
 
+def test_no_autoscaler_is_waited_for_where_a_claim_does_not_exist() -> None:
+    cluster, operator = job_without_a_node()
+    cluster.pods[WORKER]["status"]["conditions"][0]["message"] = 'persistentvolumeclaim "data" not found'
+    operator.settle()
+    assert (stalled(cluster)["status"], stalled(cluster)["reason"]) == ("True", "Unschedulable")
+    assert stalled(cluster)["message"].endswith(fixes.CLAIM_MISSING)
+
+
 def test_each_lost_worker_of_a_running_job_may_wait_for_a_node() -> None:
     """As after a drain without room on other nodes: the ledger still shows recent charges."""
     cluster, operator = running_job()
