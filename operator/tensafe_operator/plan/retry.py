@@ -23,6 +23,9 @@ from tensafe_operator.plan.parsing import is_terminal
 
 _FIRST_BACKOFF = 10.0
 _LONGEST_BACKOFF = 300.0
+_MANY_FAILURES = 24
+_BACKOFF_AFTER_MANY = 3600.0
+"""After two hours of failures an outage is a long one. Else the ledger's 64 numbers would be used up in five hours."""
 _NOT_FAILURES = (Reason.INTERRUPTED.value, Reason.COMPLETED.value)
 """Reasons of attempts that ended without a failure."""
 
@@ -35,11 +38,14 @@ def has_failed(attempt: Attempt) -> bool:
 def backoff_end(attempts: Iterable[Attempt], last: Attempt) -> float:
     """Return when the attempt after `last` may start, in seconds since the epoch.
 
-    The backoff doubles with each failure, from 10 s to 300 s.
+    The backoff doubles with each failure, from 10 s to 300 s. After 24 failures it is an hour.
     """
-    failures = sum(map(has_failed, attempts))
-    backoff = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** max(0, failures - 1)) if has_failed(last) else 0.0
-    return (parse_time(last.end_time) or 0.0) + backoff
+    ended, failures = parse_time(last.end_time) or 0.0, sum(map(has_failed, attempts))
+    if not has_failed(last):
+        return ended
+    if failures > _MANY_FAILURES:
+        return ended + _BACKOFF_AFTER_MANY
+    return ended + min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2.0 ** (failures - 1))
 
 
 def state_after(

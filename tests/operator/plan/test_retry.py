@@ -43,10 +43,18 @@ def test_job_fails_after_max_attempts() -> None:
     assert len(cluster.created) == 2
 
 
-@pytest.mark.parametrize(("failures", "seconds"), [(1, 10), (2, 20), (3, 40), (5, 160), (6, 300), (30, 300)])
+@pytest.mark.parametrize(("failures", "seconds"), [(1, 10), (2, 20), (3, 40), (5, 160), (6, 300), (24, 300)])
 def test_backoff_doubles_with_each_failure_up_to_five_minutes(failures: int, seconds: float) -> None:
     attempts = [ended(number) for number in range(1, failures + 1)]
     assert backoff_end(attempts, attempts[-1]) == 1000 + seconds
+
+
+def test_job_survives_an_outage_of_a_weekend_before_its_ledger_has_no_number_left() -> None:
+    attempts, now = [ended(1)], 1000.0
+    for number in range(2, MAX_ATTEMPTS + 1):
+        now = backoff_end(attempts, attempts[-1])
+        attempts.append(ended(number).model_copy(update={"end_time": format_time(now)}))
+    assert 40 * 3600 < now < 48 * 3600
 
 
 def test_interrupted_attempt_is_repeated_at_once_and_not_counted() -> None:
@@ -114,7 +122,7 @@ def test_job_without_numbers_for_more_attempts_names_what_the_last_one_failed_of
         cluster.end_ray_job("FAILED", "exit code 70")
         operator.settle()
         cluster.remove_terminating_pods()
-        cluster.now += 400
+        cluster.now += 4_000
         operator.settle()
     failed = condition(cluster, "Failed")
     assert (cluster.status["phase"], failed["reason"]) == ("Failed", "AttemptsExhausted")
