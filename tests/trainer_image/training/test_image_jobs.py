@@ -47,11 +47,11 @@ def test_image_classification_trains(tmp_path: Path, overrides: tuple[str, ...])
 @pytest.mark.slow
 def test_private_training_learns_the_classes_and_plain_peft_has_the_result(tmp_path: Path) -> None:
     """Chance is a third. ε is 20, and the images are noise but for a brighter channel."""
-    faster = ("spec.training.steps=20", "spec.training.learningRate=2e-2")
+    faster = ("spec.training.steps=60", "spec.training.learningRate=2e-2")  # the noise of 20 steps can be too much
     names = "spec.model.labelNames=[red, green, blue]"
     job = Job.make(tmp_path / "run", "spec.cluster.workers=1", *faster, PUBLIC, names, kind=IMAGES)
     job.train_alone()
-    [evaluation] = job.status().evaluations
+    *_, evaluation = job.status().evaluations
     assert float(evaluation.metrics()["accuracy"]) > 0.8
 
     lines = _snippet(job.job, str(job.directory / "checkpoints" / "final"))
