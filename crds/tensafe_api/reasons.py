@@ -349,6 +349,11 @@ class Reason(StrEnum):
         "Report the message to the maintainers.",
     )
 
+    @classmethod
+    def named(cls, word: object) -> Reason | None:
+        """The reason with this name; None for one that this version does not know."""
+        return cls(str(word)) if word in list(cls) else None
+
     @property
     def phase(self) -> Phase:
         """The phase of a job whose last attempt ended with this reason."""

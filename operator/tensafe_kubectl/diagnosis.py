@@ -96,7 +96,7 @@ def _state(seen: Seen, now: float) -> Diagnosis:
             what = f"{waits} Kueue has no Workload for RayJob {seen.ray_job['metadata']['name']}."
             return Diagnosis(word, what, _FIX_OF_NO_WORKLOAD, by_operator=False)
         return Diagnosis(word, waits, _FIX_OF_QUEUED)
-    reason = screen.reason_named(word)
+    reason = Reason.named(word)
     is_explained = screen.is_blocked(job) or (reason is not None and reason.fix)
     if not is_explained and phase in (Phase.PENDING, Phase.STARTING) and (blocker := _blocker(seen)) is not None:
         return blocker

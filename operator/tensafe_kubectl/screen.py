@@ -38,11 +38,6 @@ def condition(job: Object, kind: ConditionType) -> Mapping[str, Any]:
     return next((each for each in found if each.get("type") == kind.value), {})
 
 
-def reason_named(word: object) -> Reason | None:
-    """The reason of this name; None for one that this version does not know."""
-    return Reason(str(word)) if word in list(Reason) else None
-
-
 def state_of(job: Object) -> tuple[str, str]:
     """Why the job is in its phase: the reason, and a sentence."""
     if phase_of(job) == NOT_SEEN:
@@ -84,7 +79,7 @@ def as_json(job: Object, warnings: Sequence[Object] | None, notes: Sequence[str]
 def row_as_json(job: Object) -> dict[str, Any]:
     """What the table shows of a job, for a program."""
     metadata, (reason, message) = job["metadata"], state_of(job)
-    known = reason_named(reason)
+    known = Reason.named(reason)
     return {
         "name": metadata["name"],
         "namespace": metadata["namespace"],

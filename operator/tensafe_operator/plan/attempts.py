@@ -130,7 +130,7 @@ def with_last_report(assessment: Assessment, status: Status) -> Assessment:
     attempts before it have ended (`plan.repeated`) is no such thing.
     """
     ready = next((each for each in status.conditions if each.type == ConditionType.READY.value), None)
-    reason = next((each for each in Reason if ready is not None and each.value == ready.reason), None)
+    reason = Reason.named(ready.reason) if ready is not None else None
     ends = [each.reason for each in status.attempts if each.end_time is not None]
     if ready is None or reason is None or not reason.fix or reason.value in ends[-1:]:
         return assessment

@@ -26,9 +26,10 @@ def report_repeated(draft: Draft) -> None:
     if state is None or state.stalled or state.reason not in _BEFORE_TRAINING:
         return
     last = [each for each in draft.status.attempts if each.end_time is not None][-REPEATED:]
-    reason = next((each for each in Reason if last and each.value == last[-1].reason), None)
-    alike = [each for each in last if has_failed(each) and each.reason == last[-1].reason]
-    if reason is None or len(alike) < REPEATED:
+    if len(last) < REPEATED or not all(map(has_failed, last)) or len({each.reason for each in last}) > 1:
+        return
+    reason = Reason.named(last[-1].reason)
+    if reason is None:
         return
     record = parse_ledger_status(draft.observed.ledger)
     if record is not None and any(charge.attempt >= last[0].number for charge in record.charges):
