@@ -163,8 +163,8 @@ def _fix_of_own_object(observed: Observed, message: str) -> str:
 
 
 def _fix_of_image(observed: Observed) -> str:
-    """Return what helps where a node cannot pull an image that the author has not written so into the job. Empty for
-    one that is written there.
+    """Return what a user can do where a node cannot pull an image that the manifest does not name: a default, or the
+    digest that the job keeps. Empty for the image of the manifest.
     """
     own = (observed.job["spec"].get("cluster") or {}).get("image")
     kept = ((observed.job.get("status") or {}).get("resolved") or {}).get("image")

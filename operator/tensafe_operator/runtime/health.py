@@ -8,8 +8,8 @@ answered recently; since a quiet cluster sends no events, it is also polled. And
 the Lease's duration. A process that loses the Lease ends by itself within that time, so an overdue renewal means that
 it cannot even end.
 
-Any pod may be able to reach the port. So many clients that ask for metrics, or do not read them, must neither block the
-event loop until the Lease is lost nor fill the memory.
+Any pod may be able to reach the port. Clients that ask for metrics without end, or do not read them, must neither block
+the event loop until the Lease is lost nor fill the memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LAG_SECONDS = 5.0
 _TICK_SECONDS = 1.0
 METRICS_PATH = "/metrics"
 METRICS_SHARE = 0.1
-"""The largest share of the time that is spent on putting metrics together: until then, clients get the last ones."""
+"""The largest share of its time that the event loop computes metrics. In between, clients get the last ones."""
 ANSWER_SECONDS = 10.0
 """For how long a client may take to read the metrics. That is the time limit of a scrape by Prometheus."""
 _CHUNK = 64 * 1024
@@ -92,7 +92,7 @@ class Health:
                     pass
 
     def _metrics_page(self) -> bytes:
-        """All metrics as text, at most as old as METRICS_SHARE asks for: a hundredth of a second without many jobs."""
+        """All metrics as text. With few jobs they are a hundredth of a second old at most, with 400 half a second."""
         before = time.monotonic()
         if before >= self._page_until:
             self._page = generate_latest(self._metrics.registry)
