@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensafe_api.reasons import Phase, Reason
-from tensafe_api.timestamps import parse_time
+from tensafe_api.timestamps import format_time, parse_time
 from tensafe_operator import names
 from tensafe_operator.plan.blockers import Blocker, blocked_state
 from tensafe_operator.plan.conditions import JobState
@@ -20,6 +20,8 @@ from tensafe_operator.plan.parsing import has_ended, is_terminal
 
 DELETED_SECONDS = 120
 """For how long a pod may run after the end of its attempt until its deletion is requested."""
+LONGEST_GRACE_SECONDS = 600
+"""A pod has 120 s to end. With more time than this, which a user gave it, its deletion does not count as one."""
 FORGOTTEN_SECONDS = 300
 """A pod whose deletion was requested so long ago is on a node that does not answer, and no longer blocks an attempt."""
 
@@ -31,7 +33,7 @@ class Predecessors:
     Attributes:
         alive: whether the next attempt has to wait.
         wakes: when a pod that is being deleted stops blocking at the latest, in seconds since the epoch.
-        kept: name of a pod that blocks and that no component deletes; empty if there is none.
+        kept: what is wrong with a pod that blocks and that is not deleted in time; empty if there is none.
     """
 
     alive: bool
@@ -54,8 +56,17 @@ def find_predecessors(observed: Observed, number: int, now: float) -> Predecesso
         forgotten = deletion is not None and now >= deletion + FORGOTTEN_SECONDS
         if attempt is not None and attempt <= number and not has_ended(pod) and not forgotten:
             alive = True
-            kept = kept or ("" if deletion is not None else str(pod["metadata"]["name"]))
+            kept = kept or _why_kept(pod["metadata"]["name"], deletion, now)
     return Predecessors(alive, tuple(wakes), kept)
+
+
+def _why_kept(name: str, deletion: float | None, now: float) -> str:
+    """Return why a pod is not deleted in time; empty where it is. A user may delete it with a grace period of years."""
+    if deletion is None:
+        return f"pod {name} is not being deleted"
+    if deletion > now + LONGEST_GRACE_SECONDS:
+        return f"pod {name} has a grace period until {format_time(deletion)}"
+    return ""
 
 
 def waiting_state(draft: Draft, predecessors: Predecessors) -> JobState:
@@ -69,7 +80,7 @@ def waiting_state(draft: Draft, predecessors: Predecessors) -> JobState:
         ended = (parse_time(attempt.end_time) or 0.0 for attempt in draft.status.attempts)
         end = max(ended, default=0.0) + DELETED_SECONDS
         if draft.now >= end:
-            text = f"pod {predecessors.kept} is not being deleted {DELETED_SECONDS} s after the end of its attempt"
+            text = f"{predecessors.kept} {DELETED_SECONDS} s after the end of its attempt"
             return blocked_state(Blocker(Reason.PODS_LEFT, text), Phase.STARTING)
         draft.wake_at(end)
     return JobState(Phase.STARTING, Reason.RETRYING, message)

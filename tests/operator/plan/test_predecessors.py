@@ -62,6 +62,22 @@ def test_pod_that_no_component_deletes_stalls_the_job_until_it_is_gone() -> None
     assert condition(cluster, "Stalled")["status"] == "False"
 
 
+def test_pod_with_a_grace_period_of_years_stalls_the_job_until_it_is_gone() -> None:
+    cluster, operator = running_job()
+    cluster.delete_ray_job("claims-triage-a1", cluster.ray_jobs["claims-triage-a1"]["metadata"]["uid"])
+    for each in cluster.pods.values():
+        each["metadata"]["deletionTimestamp"] = "2089-01-01T00:00:00Z"
+    operator.settle()
+    cluster.now += DELETED_SECONDS
+    operator.settle()
+    stalled = condition(cluster, "Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "PodsLeft")
+    assert "pod claims-triage-a1-head has a grace period until 2089-01-01T00:00:00Z" in stalled["message"]
+    cluster.pods.clear()
+    operator.settle()
+    assert cluster.created[-1] == "claims-triage-a2"
+
+
 @pytest.mark.parametrize("label", ["abc", "2147483647", "-1", ""])
 def test_pod_with_an_invalid_attempt_label_does_not_block(label: str) -> None:
     cluster, operator = started_job()
