@@ -26,6 +26,7 @@ LIMITS: dict[str, Any] = {
         "old:1",
         "localhost:1",
         "local:5000/",
+        "other.registry.example",
     ],
     "limits.requireDigest": True,
     "limits.serviceAccounts": ["training"],
@@ -73,6 +74,7 @@ ALLOWED: list[dict[str, Any]] = [
     {"spec.cluster.image": f"old:1{DIGEST}"},
     {"spec.cluster.image": f"localhost:1/own{DIGEST}"},
     {"spec.cluster.image": f"local:5000/team/own{DIGEST}"},
+    {"spec.cluster.image": f"other.registry.example/own:1{DIGEST}"},
     {"spec.dataset.lineage": "患者"},
     {"spec.dataset.lineage": "2026"},
     {"spec.cluster.image": f"registry.example/team/a/..b/.c{DIGEST}"},
@@ -91,12 +93,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"spec.cluster.image": f"registry.example{DIGEST}"},
-        "use an image of registry.example/team, other.example/trainer, trainer, old:1, localhost:1, local:5000/",
+        "use an image of registry.example/team, other.example/trainer, trainer, old:1, localhost:1, local:5000/, other",
     ),
     ({"spec.cluster.image": f"trainer/other{DIGEST}"}, "spec.cluster.image: trainer/other"),
     ({"spec.cluster.image": f"trainer:5000/other{DIGEST}"}, "spec.cluster.image: trainer:5000/other"),
     ({"spec.cluster.image": f"old:1/other{DIGEST}"}, "spec.cluster.image: old:1/other"),
     ({"spec.cluster.image": f"local:5000{DIGEST}"}, "spec.cluster.image: local:5000@"),
+    ({"spec.cluster.image": f"localhost:1{DIGEST}"}, "spec.cluster.image: localhost:1@"),
+    ({"spec.cluster.image": f"other.registry.example:1{DIGEST}"}, "spec.cluster.image: other.registry.example:1"),
+    ({"spec.cluster.image": f"other.registry.example{DIGEST}"}, "spec.cluster.image: other.registry.example@"),
     ({"spec.cluster.image": f"registry.example/team/../other/own{DIGEST}"}, "has . or .. as a folder"),
     ({"spec.cluster.image": f"registry.example/team/./own{DIGEST}"}, "has . or .. as a folder"),
     ({"spec.cluster.image": f"registry.example/team/..{DIGEST}"}, "has . or .. as a folder"),
@@ -157,17 +162,26 @@ class Limited:
         return done.stderr
 
 
+def apply_limits(plane: ControlPlane, values: dict[str, Any]) -> str:
+    """Apply what the chart renders for limits, and return the name of the policy."""
+    kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    rendered = [each for each in render_chart(values) if each["kind"] in kinds and "limits" in each["metadata"]["name"]]
+    assert len(rendered) == 2
+    plane.kubectl("apply", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": rendered}))
+    return str(rendered[0]["metadata"]["name"])
+
+
+def delete_limits(plane: ControlPlane, policy: str) -> None:
+    for kind in ("validatingadmissionpolicybinding", "validatingadmissionpolicy"):
+        plane.kubectl("delete", kind, policy)
+
+
 @pytest.fixture(scope="module")
 def installed(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     """The chart's limits on the shared control plane."""
-    control_plane.kubectl("create", "namespace", "tensafe-system", check=False)
-    kinds = ("ConfigMap", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
-    rendered = [each for each in render_chart(LIMITS) if each["kind"] in kinds and "limits" in each["metadata"]["name"]]
-    assert len(rendered) == 3
-    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": rendered})
-    control_plane.kubectl("apply", "-f", "-", text=text)
+    policy = apply_limits(control_plane, LIMITS)
     yield control_plane
-    control_plane.kubectl("delete", "-f", "-", text=text)
+    delete_limits(control_plane, policy)
 
 
 @pytest.fixture
@@ -231,15 +245,17 @@ def test_limits_of_an_installation_with_a_list_of_namespaces_are_for_these_alone
     }
 
 
-def test_missing_parameters_refuse_every_job(limited: Limited) -> None:
-    where = ("-n", "tensafe-system")
-    kept = limited.plane.kubectl(*where, "get", "configmap", "tensafe-operator-limits", "-o", "json").stdout
-    limited.plane.kubectl(*where, "delete", "configmap", "tensafe-operator-limits")
-    try:
-        wait_until(lambda: limited.refusal({}), 60)
-    finally:
-        limited.plane.kubectl("create", "-f", "-", text=json.dumps(without_version(json.loads(kept))))
-    wait_until(lambda: not limited.refusal({}), 60)
+def test_limits_apply_after_they_were_off_and_have_their_new_values(limited: Limited) -> None:
+    """With an object of parameters, an API server would refuse every job then, or keep the old values."""
+    epsilon = {"spec.privacy.targetEpsilon": "5"}
+    policy = apply_limits(limited.plane, LIMITS)
+    for highest in ("2", "8"):
+        delete_limits(limited.plane, policy)
+        wait_until(lambda: not limited.refusal(REFUSED[-1][0]), 60)
+        apply_limits(limited.plane, {**LIMITS, "limits.maxEpsilon": highest})
+        wait_until(lambda: limited.refusal(REFUSED[-1][0]), 60)
+        assert limited.refusal(epsilon).count("allows at most 2") == (highest == "2")
+    assert limited.refusal({}) == ""
 
 
 def test_tighter_limits_leave_existing_jobs_alone(limited: Limited) -> None:
@@ -257,18 +273,33 @@ def test_tighter_limits_leave_existing_jobs_alone(limited: Limited) -> None:
 
 def test_default_delta_counts_as_one_that_is_written(limited: Limited) -> None:
     """A job without targetDelta has 1 / (10 x unit.atLeast), and its author chooses unit.atLeast."""
-    where = ("-n", "tensafe-system", "patch", "configmap", "tensafe-operator-limits", "--type=merge", "-p")
     message = "spec.privacy.targetDelta: the administrator allows at most 1e-4"
-    limited.plane.kubectl(*where, '{"data": {"minUnits": "1"}}')
+    small = {"spec.dataset.unit.atLeast": 999, "spec.training": {"steps": 60, "expectedBatchSize": 250}}
+    apply_limits(limited.plane, {**LIMITS, "limits.minUnits": 1})
     try:
-        small = {"spec.dataset.unit.atLeast": 999, "spec.training": {"steps": 60, "expectedBatchSize": 250}}
         wait_until(lambda: message in limited.refusal(small), 60)
         assert limited.refusal({**small, "spec.privacy.targetDelta": "1e-5"}) == ""
     finally:
-        limited.plane.kubectl(*where, '{"data": {"minUnits": "1000"}}')
+        apply_limits(limited.plane, LIMITS)
     wait_until(lambda: "of at least 1000" in limited.refusal(small), 60)
 
 
-def without_version(body: dict[str, Any]) -> dict[str, Any]:
-    metadata = {name: body["metadata"][name] for name in ("name", "namespace", "labels")}
-    return {**body, "metadata": metadata}
+def test_each_limit_alone_gives_a_policy_that_the_api_server_accepts(limited: Limited) -> None:
+    """The policy has the rules of the limits that are set."""
+    alone = [{"limits.enabled": True}, *({"limits.enabled": True, name: LIMITS[name]} for name in list(LIMITS)[1:])]
+    for values in alone:
+        rendered = named(render_chart(values), "ValidatingAdmissionPolicy", "-limits")
+        text = json.dumps(changed(rendered, {"metadata.name": "one-limit"}))
+        done = limited.plane.kubectl("create", "--dry-run=server", "-f", "-", text=text, check=False)
+        assert "created" in done.stdout, (values, done.stderr)
+
+
+def test_characters_of_a_value_are_no_code_of_the_policy() -> None:
+    policy = named(render_chart({"limits.enabled": True, "limits.env": []}), "ValidatingAdmissionPolicy", "-limits")
+    assert len(policy["spec"]["validations"]) == 1
+    value = """a'"]\\u0041<"""
+    policy = named(
+        render_chart({"limits.enabled": True, "limits.profiles": [value]}), "ValidatingAdmissionPolicy", "-limits"
+    )
+    texts = [each["expression"] for each in policy["spec"]["validations"] if "profile" in each["expression"]]
+    assert [json.loads(text.partition(" in ")[2]) for text in texts] == [[value]]
