@@ -60,6 +60,9 @@ def choose(
         if not exceeded:
             sigma = sigma_by("PLD")
             exceeded = limit_of_pld(steps=steps, target_epsilon=target_epsilon, delta=delta, noise_multiplier=sigma)
+            own = PrivacyEvent(sample_rate=repr(sample_rate), noise_multiplier=sigma, steps=steps)
+            if not exceeded and accounting.is_pld_too_large([*earlier, own]):
+                exceeded = "PLD would take too much time and memory for the steps of spec.lora.initFrom"
             if not exceeded:
                 return "PLD", sigma
         if asked == "PLD":

@@ -12,7 +12,8 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent, pld, rdp
 from mpmath import mp, mpf
 
-from tensafe_api.accounting import MIN_NOISE, SIGMA_SHARE, AccountantName, _pld_interval, epsilon, epsilon_of_events
+from tensafe_api.accounting import MIN_NOISE, SIGMA_SHARE, AccountantName, epsilon, epsilon_of_events
+from tensafe_api.loss_intervals import loss_interval
 from tensafe_api.privacy_events import PrivacyEvent
 
 REACH = 14  # standard deviations: what is beyond is below 10^-42
@@ -117,7 +118,7 @@ def test_every_epsilon_leaves_the_share_of_sigma_out(accountant: AccountantName)
     """For steps and for events alike; the difference is visible where ε is not rounded."""
 
     def of_library(sigma: float) -> float:
-        pld_accountant = pld.PLDAccountant(value_discretization_interval=_pld_interval([(0.05, 1.2)]))
+        pld_accountant = pld.PLDAccountant(value_discretization_interval=loss_interval([(0.05, 1.2)]))
         composed = pld_accountant if accountant == "PLD" else rdp.RdpAccountant()
         composed.compose(SelfComposedDpEvent(PoissonSampledDpEvent(0.05, GaussianDpEvent(sigma)), 100))
         return float(composed.get_epsilon(1e-5 - (1e-11 + 100e-15 if accountant == "PLD" else 0.0)))

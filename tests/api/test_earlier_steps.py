@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -106,3 +107,44 @@ def test_equal_trainings_cost_as_much_as_their_steps_together() -> None:
     assert accounting.epsilon_of_events([*split, own], DELTA, "PLD") == pytest.approx(
         accounting.epsilon_of_events([EVENT, own], DELTA, "PLD"), rel=1e-9
     )
+
+
+TINY = {"sampleRate": "1e-12", "noiseMultiplier": "1000", "steps": 1}
+"""Almost no privacy loss, so that it alone would have the finest interval."""
+WIDE = {"sampleRate": "0.1", "noiseMultiplier": "5", "steps": 190_000}
+MANY = [{"sampleRate": f"{(100 + i) / 10**6:f}", "noiseMultiplier": "0.35", "steps": 100} for i in range(64)]
+"""Each has losses of up to 20, and so a distribution with 40,000 intervals."""
+
+
+def test_earlier_steps_of_a_stranger_take_little_memory() -> None:
+    """The operator computes this for the job of any user. It took 2.3 GB."""
+    accounting.load()
+    tracemalloc.start()
+    try:
+        with pytest.raises(ManifestError, match=r"is below the epsilon of spec\.lora\.initFrom"):
+            plan_of({"targetEpsilon": "8"}, earlier=[TINY, WIDE])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100e6
+
+
+def test_many_different_earlier_steps_are_accounted_by_rdp() -> None:
+    plan, _ = plan_of({"targetEpsilon": "20"}, earlier=MANY)
+    assert plan.accountant == "RDP"
+
+
+def test_pld_that_was_asked_for_is_refused_for_too_many_earlier_steps() -> None:
+    with pytest.raises(ManifestError) as error:
+        plan_of({"targetEpsilon": "20", "accountant": "PLD"}, earlier=MANY)
+    (problem,) = error.value.problems
+    assert problem.path == "spec.privacy.accountant"
+    assert "PLD would take too much time and memory for the steps of spec.lora.initFrom: remove" in problem.message
+
+
+def test_step_with_almost_no_loss_adds_almost_nothing_and_never_less_than_nothing() -> None:
+    """It does not make the interval of the others finer than an eighth of their own."""
+    alone = accounting.epsilon_of_events([EVENT], DELTA, "PLD")
+    both = accounting.epsilon_of_events([EVENT, PrivacyEvent.model_validate(TINY)], DELTA, "PLD")
+    assert alone * 0.9999 <= both < alone * 1.0001
+    assert accounting.pld_interval([EVENT, PrivacyEvent.model_validate(TINY)]) > accounting.pld_interval([EVENT]) / 16

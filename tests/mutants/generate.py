@@ -37,6 +37,7 @@ MUTATED = (
     "tensafe_api/accountant_choice.py",
     "tensafe_api/accounting.py",
     "tensafe_api/dp_library.py",
+    "tensafe_api/loss_intervals.py",
     "tensafe_api/privacy_events.py",
     "tensafe_api/resolve.py",
     "tensafe_api/statement.py",

@@ -9,6 +9,11 @@ _INITIAL = TRAINING_TESTS + "test_initial_adapter.py"
 
 COMPOSITION: tuple[Mutation, ...] = (
     Mutation(
+        "earlier steps of a stranger may take any memory",
+        (Edit(API + "accounting.py", "> PLD_POINTS_LIMIT * ", "> math.inf * "),),
+        (_EARLIER + "::test_earlier_steps_of_a_stranger_take_little_memory",),
+    ),
+    Mutation(
         "epsilon does not count the steps of the adapter that a job starts from",
         (
             Edit(
