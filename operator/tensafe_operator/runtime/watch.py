@@ -84,9 +84,9 @@ def _warning_handler(
     async def handle(event: kopf.RawEvent, **_: Any) -> None:
         body: Any = event["object"]
         about = body.get("involvedObject") or {}
-        kind, name, uid = (str(about.get(field)) for field in ("kind", "name", "uid"))
+        name, uid = (str(about.get(field)) for field in ("name", "uid"))
+        kind, topic = (str(each)[:_LONGEST_TOPIC] for each in (about.get("kind"), body.get("reason")))
         keep = cache.forget_warning if event["type"] == "DELETED" else cache.warn
-        topic = str(body.get("reason"))[:_LONGEST_TOPIC]
         key = keep(str(body["metadata"].get("namespace")), kind, name, uid, topic, parse_warning(body))
         if key is not None:
             touch(key)
