@@ -17,4 +17,5 @@ def parse_time(text: str | None) -> float | None:
 
 def format_time(seconds: float) -> str:
     """`seconds` since the epoch as RFC 3339 in UTC; fractions of a second are cut off."""
-    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    # Not strftime: some platforms write the years before 1000 with fewer than four digits.
+    return datetime.fromtimestamp(int(seconds), UTC).isoformat().replace("+00:00", "Z")

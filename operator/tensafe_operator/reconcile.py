@@ -26,6 +26,7 @@ from tensafe_operator.observe import observe, observe_profile
 from tensafe_operator.plan import decide
 from tensafe_operator.plan.blockers import status_of_refusal
 from tensafe_operator.plan.conditions import status_of_failed_reconcile
+from tensafe_operator.plan.ledger import count_after_failure
 from tensafe_operator.plan.observed import ClusterWarning, Decision, Object, Observed
 from tensafe_operator.runtime.api_client import INVALID, ApiClient, ApiError, ApiUnavailable
 from tensafe_operator.runtime.work_queue import TakesLong
@@ -90,7 +91,7 @@ class Reconciler:
             return None  # the job is deleted: garbage collection removes its children, and its ledger stays
         guarded = await self._guarded()
         observed = replace(observed, guarded=guarded)
-        async with self._failure_in_status(observed.job):
+        async with self._failure_in_status(observed):
             decision = await self._decide(observed, patient)
             if decision.irreversible and cached is not None:
                 observed = await observe(self._api, namespace, name, observed)
@@ -165,7 +166,7 @@ class Reconciler:
             await write_status(self._api, observed.job, status, self._clock())
 
     @contextlib.asynccontextmanager
-    async def _failure_in_status(self, job: Object) -> AsyncIterator[None]:
+    async def _failure_in_status(self, observed: Observed) -> AsyncIterator[None]:
         """Show in the status that the reconcile of this job failed, and raise the error again.
 
         An unavailable API server, a refused request and a long computation are not failures. An invalid object is.
@@ -176,19 +177,22 @@ class Reconciler:
             raise
         except Exception as error:
             if not isinstance(error, ApiError) or error.status == INVALID:
-                await self._report_failure(job, error)
+                await self._report_failure(observed, error)
             raise
 
-    async def _report_failure(self, job: Object, error: Exception) -> None:
-        """Write the failure into the status under the version of `job` that the reconcile started with.
+    async def _report_failure(self, observed: Observed, error: Exception) -> None:
+        """Write the failure into the status, and count what the ledger was charged.
 
-        If the reconcile has written a status before it failed, this write is refused, and the next reconcile starts
-        from the newer status. Otherwise both statuses would replace each other for ever.
+        The status is written under the version of the job that the reconcile started with. If the reconcile has written a
+        status before it failed, this write is refused, and the next reconcile starts from the newer status. Otherwise
+        both statuses would replace each other for ever.
         """
+        job = observed.job
         try:
             status = status_of_failed_reconcile(job.get("status") or {}, type(error).__name__, self._clock())
-            if status is not None:
-                await self._write_status(job, status)
+            with contextlib.suppress(ArithmeticError, ValueError):  # the failure may be that of a privacy figure
+                status = await asyncio.to_thread(count_after_failure, status, observed.ledger)
+            await self._write_status(job, status)
         except Exception as another:
             log.warning("the status cannot report this failure: %s", type(another).__name__, extra=job_fields(job))
 

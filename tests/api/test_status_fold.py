@@ -197,6 +197,8 @@ def test_time_that_can_be_read_can_be_written() -> None:
     """The API server accepts such times, and a writer of the ledger could keep its charges from being counted."""
     last = parse_time("9999-12-31T23:59:59Z")
     assert last is not None and format_time(last) == "9999-12-31T23:59:59Z"
+    first = parse_time("0001-01-01T00:00:00Z")
+    assert first is not None and format_time(first) == "0001-01-01T00:00:00Z"
     assert parse_time("9999-12-31T23:59:59-23:59") is parse_time("0001-01-01T00:00:00+23:59") is None
 
 

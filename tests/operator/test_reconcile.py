@@ -236,6 +236,25 @@ def test_failed_reconcile_is_reported_once_and_the_next_successful_one_removes_t
     assert without_stalled(cluster.status()) == without_stalled(before)
 
 
+def test_failed_reconcile_counts_what_the_ledger_was_charged(
+    cluster: JobHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other part of a ledger keeps its charges out of the status."""
+
+    def fail(*_: object) -> NoReturn:
+        raise ValueError("a time that cannot be shown")
+
+    cluster.apply()
+    cluster.reconcile()
+    cluster.charge(cluster.create_worker_pod(), 5)
+    monkeypatch.setattr("tensafe_operator.reconcile.decide", fail)
+    with pytest.raises(ValueError):
+        cluster.reconcile(passes=1)
+    assert cluster.condition("Stalled")["reason"] == "InternalError"
+    assert cluster.status()["privacy"]["stepsCharged"] == 5
+    assert float(cluster.status()["privacy"]["epsilonSpent"]) > 0
+
+
 def test_failure_that_cannot_be_reported_is_raised(
     cluster: JobHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -127,18 +127,18 @@ def set_conditions(status: Status, state: JobState, now: float) -> None:
     status.conditions = tuple(conditions)
 
 
-def status_of_failed_reconcile(before: Mapping[str, Any], error: str, now: float) -> Status | None:
+def status_of_failed_reconcile(before: Mapping[str, Any], error: str, now: float) -> Status:
     """Return the status `before` with the condition Stalled set, because the reconcile failed with an exception.
+
+    That of a job that has ended is unchanged: no user waits for it.
 
     Args:
         error: the type of the exception. Its text may quote records and is not shown.
-
-    Returns:
-        None for a job that has ended: no user waits for it.
     """
     fix = Reason.INTERNAL_ERROR.fix
     message = f"The operator failed with {error} and retries; its log has the details. {fix}"
-    return stalled_status(before, Reason.INTERNAL_ERROR, message, now)
+    stalled = stalled_status(before, Reason.INTERNAL_ERROR, message, now)
+    return Status.model_validate(before, by_alias=True, by_name=False) if stalled is None else stalled
 
 
 def stalled_status(

@@ -18,7 +18,7 @@ from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.observed import Create, Object
 from tensafe_operator.plan.parsing import has_final_outcome, is_terminal, parse_ledger_spec, parse_ledger_status
-from tensafe_operator.plan.privacy_status import fold_ledger
+from tensafe_operator.plan.privacy_status import fold_ledger, with_charges
 from tensafe_operator.plan.suspension import SUSPENDED
 
 
@@ -107,13 +107,29 @@ def count_charges(draft: Draft) -> LedgerStatus | None:
     Returns:
         What the ledger records; None without a record, or where the ledger is not the job's or cannot be read.
     """
-    found, known = draft.observed.ledger, draft.status.ledger_uid
-    spec = parse_ledger_spec(found)
-    if found is None or spec is None or known is None or found["metadata"]["uid"] != known:
+    found = _find_record(draft.status, draft.observed.ledger)
+    if found is None:
         return None
-    record = parse_ledger_status(found)
-    draft.status = fold_ledger(draft.status, Claim.of(spec), record)
+    claim, record = found
+    draft.status = fold_ledger(draft.status, claim, record)
     return record
+
+
+def count_after_failure(status: Status, found: Object | None) -> Status:
+    """Return `status` with the charges of the job's ledger, and with nothing else of it.
+
+    It is for a job on whose ledger, as a whole, no decision could be made.
+    """
+    record = _find_record(status, found)
+    return status if record is None else with_charges(status, *record)
+
+
+def _find_record(status: Status, found: Object | None) -> tuple[Claim, LedgerStatus] | None:
+    """What the job's ledger was opened for, and what it records."""
+    spec, record, known = parse_ledger_spec(found), parse_ledger_status(found), status.ledger_uid
+    if found is None or spec is None or record is None or known is None or found["metadata"]["uid"] != known:
+        return None
+    return Claim.of(spec), record
 
 
 def adopt_ledger(draft: Draft, admitted: Admitted, found: Object) -> Admitted:

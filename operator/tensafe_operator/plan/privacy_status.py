@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from tensafe_api.resolve import Claim
 from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_api.resources.status import Status
-from tensafe_api.status_fold import JobRecords, KeptCheckpoint, fold_records
+from tensafe_api.status_fold import JobRecords, KeptCheckpoint, fold_records, privacy_status
 from tensafe_api.timestamps import parse_time
 from tensafe_operator.plan.parsing import is_partial
 
@@ -25,8 +25,21 @@ def fold_ledger(status: Status, claim: Claim, ledger: LedgerStatus | None) -> St
     """
     if ledger is None:
         return fold_records(status, claim, None)
-    folded = fold_records(status, claim, _records(ledger, _checkpoint_times(status, ledger)))
-    return status.model_copy(update={"privacy": folded.privacy}) if is_partial(ledger) else folded
+    if is_partial(ledger):
+        return with_charges(status, claim, ledger)
+    return fold_records(status, claim, _records(ledger, _checkpoint_times(status, ledger)))
+
+
+def with_charges(status: Status, claim: Claim, ledger: LedgerStatus) -> Status:
+    """A copy of `status` with the privacy figures of `ledger`, which need its numbers of steps alone."""
+    known = status.privacy
+    charged = max(known.steps_charged or 0, _charged(ledger))
+    recharged = max(known.steps_recharged or 0, ledger.steps_recharged)
+    return status.model_copy(update={"privacy": privacy_status(claim, charged=charged, recharged=recharged)})
+
+
+def _charged(ledger: LedgerStatus) -> int:
+    return sum(charge.steps for charge in ledger.charges)
 
 
 def _checkpoint_times(status: Status, ledger: LedgerStatus) -> Mapping[str, float | None]:
@@ -41,7 +54,7 @@ def _checkpoint_times(status: Status, ledger: LedgerStatus) -> Mapping[str, floa
         newest is not None
         and times.get(newest.uri) is None
         and newest.step == ledger.progress.step
-        and newest.steps_charged == sum(charge.steps for charge in ledger.charges)
+        and newest.steps_charged == _charged(ledger)
     ):
         times[newest.uri] = parse_time(ledger.progress.last_update_time)
     return times
@@ -49,7 +62,7 @@ def _checkpoint_times(status: Status, ledger: LedgerStatus) -> Mapping[str, floa
 
 def _records(ledger: LedgerStatus, times: Mapping[str, float | None]) -> JobRecords:
     return JobRecords(
-        steps_charged=sum(charge.steps for charge in ledger.charges),
+        steps_charged=_charged(ledger),
         steps_recharged=ledger.steps_recharged,
         progress=ledger.progress,
         evaluations=ledger.evaluations,

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from e2e.platform.fixtures.fake_cluster import FakeCluster, running_job
+from tensafe_api.resources.status import Status
 from tensafe_api.timestamps import format_time
+from tensafe_operator.plan.ledger import count_after_failure
 
 
 def test_running_job_shows_the_spent_epsilon() -> None:
@@ -30,15 +34,32 @@ def test_epsilon_does_not_fall_when_an_older_ledger_is_observed() -> None:
     assert cluster.status["progress"] == before["progress"]
 
 
-def test_charges_count_whatever_the_time_of_the_last_step_is() -> None:
+@pytest.mark.parametrize(
+    ("time", "shown"), [("9999-12-31T23:59:59-23:59", None), ("0001-01-01T00:00:00Z", "0001-01-01T00:00:00Z")]
+)
+def test_charges_count_whatever_the_time_of_the_last_step_is(time: str, shown: str | None) -> None:
     cluster, operator = running_job()
     assert cluster.ledger is not None
     cluster.charge(5)
     publish_checkpoint(cluster)
-    cluster.ledger["status"]["progress"]["lastUpdateTime"] = "9999-12-31T23:59:59-23:59"
+    cluster.ledger["status"]["progress"]["lastUpdateTime"] = time
     operator.settle()
     assert cluster.status["privacy"]["stepsCharged"] == 10
-    assert checkpoint_times(cluster) == [None]
+    assert checkpoint_times(cluster) == [shown]
+
+
+def test_charges_count_where_the_rest_of_the_ledger_cannot_be_shown() -> None:
+    cluster, _ = running_job()
+    cluster.charge(5)
+    before = Status.model_validate(cluster.status, by_alias=True, by_name=False)
+    after = count_after_failure(before, cluster.ledger)
+    assert (before.privacy.steps_charged, after.privacy.steps_charged) == (5, 10)
+    assert float(after.privacy.epsilon_spent or 0) > float(before.privacy.epsilon_spent or 0) > 0
+    assert after.model_copy(update={"privacy": before.privacy}) == before, "nothing else of the ledger is read"
+    assert count_after_failure(after, running_job()[0].ledger).privacy == after.privacy, "epsilon never falls"
+    assert count_after_failure(before, None) == before
+    other = before.model_copy(update={"ledger_uid": "other"})
+    assert count_after_failure(other, cluster.ledger) == other
 
 
 def publish_checkpoint(cluster: FakeCluster) -> None:
