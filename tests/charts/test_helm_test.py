@@ -121,6 +121,12 @@ def test_job_of_the_test_is_the_quickstart() -> None:
     assert carried == yaml.safe_load((ROOT / "examples" / "quickstart" / "job.yaml").read_text())
 
 
+def test_health_is_asked_over_tls_where_the_metrics_are_served_over_tls() -> None:
+    documents = render_chart({"metrics.tls.secretName": "certificate"}, tests=True)
+    (pod,) = [each for each in documents if each["kind"] == "Pod"]
+    assert pod["spec"]["containers"][0]["args"][0].startswith("--health=https://tensafe-operator-metrics.")
+
+
 def test_operators_selectors_leave_the_pod_of_the_test_out() -> None:
     documents = render_chart({"networkPolicy.metricsFrom": [{"podSelector": {}}]}, tests=True)
     (pod,) = [each for each in documents if each["kind"] == "Pod"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import ssl
@@ -17,6 +18,7 @@ from e2e.platform.controlplane import CertificateAuthority
 from e2e.platform.fixtures.operator_harness import OperatorHarness
 from e2e.platform.fixtures.operator_process import OperatorProcess
 from e2e.platform.fixtures.polling import wait_until
+from tensafe_operator import installation
 
 pytestmark = pytest.mark.cluster
 
@@ -111,6 +113,8 @@ def test_prometheus_scrapes_over_tls_with_its_token_and_after_the_certificate_ha
     first = Client(operator, tmp_path / "first-ca.crt")
     harness.wait_until(lambda: first.get("/healthz") == (200, "ok"))
     assert Client(operator).get("/healthz")[0] == 0, "plain HTTP is not served"
+    healthy = asyncio.run(installation._check_health(operator.health.replace("http:", "https:"), 5))
+    assert healthy.passed, f"helm test asks over TLS: {healthy.text}"
     assert first.get("/metrics")[0] == 401
     reader = token(harness, "prometheus")
     allow(harness, "prometheus")
