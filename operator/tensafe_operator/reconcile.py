@@ -183,8 +183,8 @@ class Reconciler:
     async def _report_failure(self, observed: Observed, error: Exception) -> None:
         """Write the failure into the status, and count what the ledger was charged.
 
-        The status is written under the version of the job that the reconcile started with. If the reconcile has written a
-        status before it failed, this write is refused, and the next reconcile starts from the newer status. Otherwise
+        The status is written under the version of the job that the reconcile started with. If the reconcile has written
+        a status before it failed, this write is refused, and the next reconcile starts from the newer status. Otherwise
         both statuses would replace each other for ever.
         """
         job = observed.job

@@ -147,3 +147,14 @@ def test_releases_in_one_cluster(tmp_path: Path) -> None:
         assert names == [("east", "tensafe-operator"), ("east", "third-guard"), ("west", "tensafe-operator")]
     finally:
         plane.stop()
+
+
+@pytest.mark.parametrize("name", ["123", "true", "1e3"])
+def test_namespace_that_looks_like_another_type_is_a_name(name: str) -> None:
+    values = {"namespaces": [name], "kuberayNamespace": name, "metrics.serviceMonitor.enabled": True}
+    documents = render_chart(values, namespace=name, tests=True)
+    in_a_namespace = [each["metadata"]["namespace"] for each in documents if "namespace" in each["metadata"]]
+    assert set(in_a_namespace) == {name} and len(in_a_namespace) > 5
+    subjects = [subject["namespace"] for each in documents for subject in each.get("subjects", ())]
+    assert set(subjects) == {name}
+    assert all(isinstance(value, str) for value in variables(documents).values())
