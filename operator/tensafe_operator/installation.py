@@ -105,8 +105,8 @@ async def _check_health(url: str, wait: float) -> Result:
 async def _unhealthy(url: str, host: str, address: str) -> str:
     """What one replica reports; empty if it is healthy.
 
-    A certificate is not checked, as by the kubelet's probes. It is for the name that Prometheus uses, and nothing secret
-    is sent.
+    A certificate is not checked, as by the kubelet's probes: it is for the name that Prometheus uses, and no secret is
+    sent.
     """
     shown = f"[{address}]" if ":" in address else address
     try:
