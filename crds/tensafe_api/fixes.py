@@ -23,6 +23,9 @@ LIMIT_RANGE: Final = (
     "Change the LimitRange of the namespace; the job then continues without further action. Or suspend the job, change "
     "cluster.worker and cluster.head, and set spec.suspend to false."
 )
+INVALID_POD: Final = (
+    "Suspend the job, correct this field in spec.cluster or its profile, and set spec.suspend to false."
+)
 CLAIM_MISSING: Final = (
     "Create this PersistentVolumeClaim in the job's namespace; the job then continues without further action."
 )
@@ -71,6 +74,7 @@ OWN_FIXES: Final = (
     SERVICE_ACCOUNT,
     CLASS,
     LIMIT_RANGE,
+    INVALID_POD,
     CLAIM_MISSING,
     CLAIM_UNBOUND,
     PLACEMENT,

@@ -13,6 +13,11 @@ from e2e.platform.fakes import statuses
 from e2e.platform.fixtures.job_harness import JobHarness
 from e2e.platform.fixtures.manifests import MINIMAL, changed
 from e2e.platform.fixtures.polling import wait_until
+from tensafe_api import fixes
+from tensafe_api.reasons import Phase, Reason
+from tensafe_operator.plan.blockers import starting_state
+from tensafe_operator.plan.conditions import JobState
+from tensafe_operator.plan.observed import ClusterWarning, Observed
 from tensafe_operator.runtime.api_client import ApiUnavailable, ObjectTooLarge
 
 pytestmark = pytest.mark.cluster
@@ -207,6 +212,44 @@ def test_misspelt_field_that_kuberay_would_drop_stops_the_start(cluster: JobHarn
     cluster.reconcile()
     assert cluster.get("rayjob", "claims-triage-a1") is not None
     assert cluster.condition("Stalled")["status"] == "False"
+
+
+def answer_to_head_pod(cluster: JobHarness) -> str:
+    """The message of the Event that KubeRay writes when the API server refuses the head's pod."""
+    template = (cluster.get("rayjob", "claims-triage-a1") or {})["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]
+    metadata = {"name": "x-head", "namespace": cluster.namespace}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+    made = cluster.plane.kubectl("create", "--dry-run=server", "-f", "-", text=json.dumps(pod), check=False)
+    return f"Failed to create head Pod {cluster.namespace}/x-head, {made.stderr}"
+
+
+def state_of_refused_pod(cluster: JobHarness, message: str) -> JobState:
+    warning = ClusterWarning("RayCluster", "claims-triage-a1-x", "FailedToCreateHeadPod", message)
+    return starting_state(Observed(cluster.get("tsj", cluster.name) or {}, warnings=(warning,)), Phase.STARTING)
+
+
+def test_limit_range_with_a_default_below_the_request_has_its_fix(cluster: JobHarness) -> None:
+    """A quota of limits.cpu needs a default, and the head asks for two CPUs."""
+    limits = [{"type": "Container", "default": {"cpu": "1"}, "defaultRequest": {"cpu": "1"}}]
+    metadata = {"name": "defaults", "namespace": cluster.namespace}
+    limit_range = {"apiVersion": "v1", "kind": "LimitRange", "metadata": metadata, "spec": {"limits": limits}}
+    cluster.plane.kubectl("create", "-f", "-", text=json.dumps(limit_range))
+    cluster.apply()
+    cluster.reconcile()
+    wait_until(lambda: "cpu limit of 1" in answer_to_head_pod(cluster), 60)
+    state = state_of_refused_pod(cluster, answer_to_head_pod(cluster))
+    assert state.reason is Reason.FORBIDDEN and state.message.endswith(fixes.LIMIT_RANGE)
+
+
+def test_affinity_that_no_pod_may_have_is_corrected_by_its_author(cluster: JobHarness) -> None:
+    wrong = {"matchExpressions": [{"key": "zone", "operator": "Foo", "values": ["a"]}]}
+    terms = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [wrong]}}
+    cluster.apply(spec__cluster__head={"affinity": {"nodeAffinity": terms}})
+    cluster.reconcile()
+    message = answer_to_head_pod(cluster)
+    state = state_of_refused_pod(cluster, message)
+    assert "operator" in message and state.reason is Reason.FORBIDDEN
+    assert state.message.endswith(fixes.INVALID_POD)
 
 
 def label(cluster: JobHarness, labels: dict[str, str]) -> bool:

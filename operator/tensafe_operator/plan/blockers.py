@@ -51,6 +51,9 @@ _FIXES_BY_CAUSE = {
     Reason.FORBIDDEN: (
         (re.compile('PriorityClass with name|RuntimeClass "'), fixes.CLASS),
         (re.compile("(maximum|minimum) .{0,300} usage per |limit to request ratio per "), fixes.LIMIT_RANGE),
+        # Pods have no CPU limit of their own: it is the default of a LimitRange.
+        (re.compile("must be less than or equal to [a-z-]{1,50} limit"), fixes.LIMIT_RANGE),
+        (re.compile('Pod "[^"]{1,300}" is invalid: '), fixes.INVALID_POD),
         (re.compile("^Certificate .{0,300}(404 page not found|could not find the requested)"), fixes.CERT_MANAGER),
     ),
     Reason.UNSCHEDULABLE: (

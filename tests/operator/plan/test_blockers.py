@@ -222,6 +222,18 @@ def test_certificate_without_cert_manager_has_a_fix_of_its_own() -> None:
         ("trainer", "no PriorityClass with name batch was found", "correct spec.cluster"),
         ("trainer", 'pod rejected: RuntimeClass "gvisor" not found', "correct spec.cluster"),
         ("trainer", "maximum memory usage per Container is 4Gi, but limit is 8Gi", "Change the LimitRange"),
+        (
+            "trainer",
+            'Pod "x-head" is invalid: spec.containers[0].resources.requests: Invalid value: "2": must be less than or '
+            "equal to cpu limit of 1",
+            "Change the LimitRange",
+        ),
+        (
+            "trainer",
+            'Pod "x-worker" is invalid: spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.'
+            'nodeSelectorTerms[0].matchExpressions[0].operator: Invalid value: "Foo": not a valid selector operator',
+            "Suspend the job, correct this field in spec.cluster or its profile, and set spec.suspend to false.",
+        ),
         ("trainer", "denied by policy", "repair the policy or the webhook in the message"),
     ],
 )
