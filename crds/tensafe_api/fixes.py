@@ -23,8 +23,8 @@ LIMIT_RANGE: Final = (
     "Change the LimitRange of the namespace; the job then continues without further action. Or suspend the job, change "
     "cluster.worker and cluster.head, and set spec.suspend to false."
 )
-INVALID_POD: Final = (
-    "Suspend the job, correct this field in spec.cluster or its profile, and set spec.suspend to false."
+POD_FIELDS: Final = (
+    "Suspend the job, correct the fields in the message, in spec.cluster or its profile, and set spec.suspend to false."
 )
 CLAIM_MISSING: Final = (
     "Create this PersistentVolumeClaim in the job's namespace; the job then continues without further action."
@@ -38,12 +38,14 @@ PLACEMENT: Final = (
     "tolerations and affinity in spec.cluster, and set spec.suspend to false."
 )
 SCHEDULER: Final = (
-    "Check cluster.schedulerName, whether this scheduler runs, and whether the queue in cluster.rayJobLabels exists "
-    "and has room, which YuniKorn shows at its pods tg-*; the job then continues without further action."
+    "Check whether the scheduler in cluster.schedulerName runs, and whether the queue in cluster.rayJobLabels exists "
+    "and has room, which YuniKorn shows at its pods tg-*; the job then continues without further action. Or suspend "
+    "the job, correct these fields, and set spec.suspend to false."
 )
 GANG: Final = (
-    "Free resources in the queue or on the nodes (the Events of the PodGroup show which), or lower cluster.worker or "
-    "cluster.head; the job then continues without further action."
+    "Free resources in the queue or on the nodes (the Events of the PodGroup show which); the job then continues "
+    "without further action. Or suspend the job, lower the resources in cluster.worker and cluster.head, and set "
+    "spec.suspend to false."
 )
 GATES: Final = (
     "Check the component that sets scheduling gates on pods, such as Kueue; the job then continues without further "
@@ -74,7 +76,7 @@ OWN_FIXES: Final = (
     SERVICE_ACCOUNT,
     CLASS,
     LIMIT_RANGE,
-    INVALID_POD,
+    POD_FIELDS,
     CLAIM_MISSING,
     CLAIM_UNBOUND,
     PLACEMENT,

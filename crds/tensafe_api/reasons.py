@@ -99,7 +99,7 @@ class Reason(StrEnum):
     PRIVACY_BUDGET_EXCEEDED = (
         "PrivacyBudgetExceeded",
         "The next steps would have exceeded privacy.targetEpsilon, and privacy.onBudgetExhausted is Fail.",
-        "Plan fewer steps or more privacy.reserveSteps, or set privacy.onBudgetExhausted to Stop.",
+        "For the next job, plan fewer steps or more privacy.reserveSteps, or set privacy.onBudgetExhausted to Stop.",
     )
     INTERRUPTED = (
         "Interrupted",
@@ -149,37 +149,38 @@ class Reason(StrEnum):
     GRID_OVERFLOW = (
         "GridOverflow",
         "The batch and the noise leave too few bits of the integer grid for the gradients.",
-        "Lower training.expectedBatchSize or privacy.noiseMultiplier.",
+        "Create a new job with a lower training.expectedBatchSize or privacy.noiseMultiplier.",
     )
     RESOURCES_MISSING = (
         "ResourcesMissing",
         "The workers request more CPUs or GPUs than are available.",
-        "Lower cluster.workers, or the resources in cluster.worker.",
+        "Free CPUs or GPUs. Or suspend the job, lower the resources in cluster.worker, and set spec.suspend to false; "
+        "on one machine, only lower them. Fewer workers need a new job.",
     )
     DATASET_UNREADABLE = (
         "DatasetUnreadable",
         "The data set cannot be read.",
-        "Check dataset.uri, dataset.format and the credentials.",
+        "Check dataset.uri, dataset.format and the credentials. Another value of these fields needs a new job.",
     )
     DATASET_UNSUITABLE = (
         "DatasetUnsuitable",
         "The data set is empty, or lacks columns that the manifest names.",
-        "Compare dataset.columns with the columns of the data.",
+        "Compare dataset.columns with the columns of the data, and create a new job.",
     )
     MODEL_UNAVAILABLE = (
         "ModelUnavailable",
         "The model cannot be loaded.",
-        "Check model.name, model.revision and model.tokenSecret.",
+        "Check model.name, model.revision and model.tokenSecret. Another value of these fields needs a new job.",
     )
     MODEL_UNSUPPORTED = (
         "ModelUnsupported",
         "The model or its trainable layers do not support per-example gradients.",
-        "Choose another model.name or lora.targetModules.",
+        "Create a new job with another model.name or lora.targetModules.",
     )
     CHECKPOINT_UNWRITABLE = (
         "CheckpointUnwritable",
         "A checkpoint cannot be written or read.",
-        "Check checkpoint.uri, the credentials and the free space.",
+        "Check checkpoint.uri, the credentials and the free space. Another checkpoint.uri needs a new job.",
     )
     CHECKPOINT_CORRUPT = (
         "CheckpointCorrupt",
@@ -240,12 +241,14 @@ class Reason(StrEnum):
     UNKNOWN_FIELD = (
         "UnknownField",
         "The applied manifest has fields that the API server or KubeRay does not know.",
-        "Correct the fields in the message, and apply the manifest again.",
+        "Correct the fields in the message, and apply the manifest again. If kubectl reports that a field cannot "
+        "change, delete the job first.",
     )
     NEWER_MANIFEST = (
         "NewerManifest",
         "The manifest has fields of a newer release than the operator's.",
-        "Upgrade the operator to the release of the CustomResourceDefinitions, or remove the fields in the message.",
+        "Upgrade the operator to the release of the CustomResourceDefinitions, or remove the fields in the message. If "
+        "kubectl reports that a field cannot change, delete the job first.",
     )
     LEDGER_LOST = (
         "LedgerLost",
@@ -301,14 +304,16 @@ class Reason(StrEnum):
     UNSCHEDULABLE = (
         "Unschedulable",
         "The scheduler finds no node for a pod.",
-        "Lower cluster.worker or cluster.head, free resources, or wait until an autoscaler adds a node; the job then "
-        "continues without further action.",
+        "Free resources, or wait until an autoscaler adds a node; the job then continues without further action. Or "
+        "suspend the job, lower the resources in cluster.worker and cluster.head, and set spec.suspend to false. Fewer "
+        "workers need a new job.",
     )
     QUOTA_EXCEEDED = (
         "QuotaExceeded",
         "The resource quota of the namespace does not allow the pods.",
-        "Raise the quota, or lower cluster.workers. A quota of limits.cpu needs a LimitRange with a default. The job "
-        "then continues without further action.",
+        "An administrator raises the quota, or adds a LimitRange with a default to a quota of limits.cpu; the job then "
+        "continues without further action. Or suspend the job, lower the resources in cluster.worker and cluster.head, "
+        "and set spec.suspend to false. Fewer workers need a new job.",
     )
     CRASH_LOOP = (
         "CrashLoop",

@@ -8,7 +8,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from tensafe_api.driver_exit_codes import driver_exit_code, reason_for_exit_code
+from tensafe_api.fixes import OWN_FIXES
 from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
+from tensafe_api.resources.job import Spec
 from tensafe_api.resources.strings import OneLine
 
 NOTHING_TO_FIX = (
@@ -47,6 +49,25 @@ def test_fix_covers_local_runs_and_clusters() -> None:
     for reason in Reason:
         assert not re.search(r"\b[Rr]esumes?\b", reason.fix.replace("--resume", "")), reason
         assert ("--resume" in reason.fix) == ("in a cluster" in reason.fix), reason
+
+
+FIXES = [*(reason.fix for reason in Reason if reason.fix), *OWN_FIXES]
+
+
+@pytest.mark.parametrize("fix", FIXES)
+def test_fix_changes_the_pods_of_a_job_only_while_it_is_suspended(fix: str) -> None:
+    if re.search(r"spec\.cluster|\bcluster\.[a-z]", fix):
+        assert "uspend the job" in fix and "set spec.suspend to false" in fix
+    assert "cluster.workers" not in fix, "no job ever changes it"
+
+
+@pytest.mark.parametrize("fix", FIXES)
+def test_fix_changes_no_field_that_a_job_keeps(fix: str) -> None:
+    """Only a new job has another value of such a field."""
+    kept = [change.path[1:] for change in Spec.transitions if change.message.endswith("with another name")]
+    assert {"dataset", "training", "privacy"} <= {*kept} and not {"cluster", "retry"} & {*kept}
+    if re.search(rf"\b({'|'.join(kept)})\.[a-z]", fix):
+        assert re.search("new job|next job", fix)
 
 
 def test_final_phases() -> None:

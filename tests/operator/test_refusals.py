@@ -205,6 +205,7 @@ def test_misspelt_field_that_kuberay_would_drop_stops_the_start(cluster: JobHarn
     stalled = cluster.condition("Stalled")
     assert (stalled["status"], stalled["reason"]) == ("True", "UnknownField")
     assert "affinity.nodeAffinity.requiredDuringScheduling" in stalled["message"]
+    assert stalled["message"].endswith(fixes.POD_FIELDS)
     assert cluster.get("rayjob", "claims-triage-a1") is None
     cluster.apply(spec__suspend=True, spec__cluster__affinity=misspelt)
     cluster.reconcile()
@@ -249,7 +250,7 @@ def test_affinity_that_no_pod_may_have_is_corrected_by_its_author(cluster: JobHa
     message = answer_to_head_pod(cluster)
     state = state_of_refused_pod(cluster, message)
     assert "operator" in message and state.reason is Reason.FORBIDDEN
-    assert state.message.endswith(fixes.INVALID_POD)
+    assert state.message.endswith(fixes.POD_FIELDS)
 
 
 def label(cluster: JobHarness, labels: dict[str, str]) -> bool:

@@ -53,9 +53,10 @@ _FIXES_BY_CAUSE = {
         (re.compile("(maximum|minimum) .{0,300} usage per |limit to request ratio per "), fixes.LIMIT_RANGE),
         # Pods have no CPU limit of their own: it is the default of a LimitRange.
         (re.compile("must be less than or equal to [a-z-]{1,50} limit"), fixes.LIMIT_RANGE),
-        (re.compile('Pod "[^"]{1,300}" is invalid: '), fixes.INVALID_POD),
+        (re.compile('Pod "[^"]{1,300}" is invalid: '), fixes.POD_FIELDS),
         (re.compile("^Certificate .{0,300}(404 page not found|could not find the requested)"), fixes.CERT_MANAGER),
     ),
+    Reason.UNKNOWN_FIELD: ((re.compile(""), fixes.POD_FIELDS),),
     Reason.UNSCHEDULABLE: (
         (re.compile('persistentvolumeclaim "[^"]{1,300}" not found'), fixes.CLAIM_MISSING),
         (re.compile("unbound immediate PersistentVolumeClaims"), fixes.CLAIM_UNBOUND),

@@ -232,7 +232,7 @@ def test_certificate_without_cert_manager_has_a_fix_of_its_own() -> None:
             "trainer",
             'Pod "x-worker" is invalid: spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.'
             'nodeSelectorTerms[0].matchExpressions[0].operator: Invalid value: "Foo": not a valid selector operator',
-            "Suspend the job, correct this field in spec.cluster or its profile, and set spec.suspend to false.",
+            "Suspend the job, correct the fields in the message",
         ),
         ("trainer", "denied by policy", "repair the policy or the webhook in the message"),
     ],
@@ -254,7 +254,7 @@ def test_refused_pod_has_the_fix_of_its_cause(account: str | None, cause: str, f
         ("1 node(s) didn't match Pod's node affinity/selector", "change nodeSelector, tolerations and affinity"),
         ("1 node(s) had untolerated taint {gpu: true}", "change nodeSelector, tolerations and affinity"),
         ("pod group is not ready, 3 Pending, 3 minAvailable", "Free resources in the queue or on the nodes"),
-        ("1 Insufficient cpu, 2 node(s) had untolerated taint {gpu: true}", "Lower cluster.worker or cluster.head"),
+        ("1 Insufficient cpu, 2 node(s) had untolerated taint {gpu: true}", "lower the resources in cluster.worker"),
     ],
 )
 def test_pod_that_no_node_takes_has_the_fix_of_its_cause(cause: str, fix: str) -> None:

@@ -82,7 +82,7 @@ def test_scheduler_that_does_nothing_is_named(conditions: dict[str, tuple[str, s
     operator.settle()
     assert (stalled(cluster)["status"], stalled(cluster)["reason"]) == ("True", "Unschedulable")
     assert "no scheduler has looked for a node" in stalled(cluster)["message"]
-    assert "Check cluster.schedulerName" in stalled(cluster)["message"]
+    assert "Check whether the scheduler in cluster.schedulerName runs" in stalled(cluster)["message"]
     assert "whether the queue in cluster.rayJobLabels exists" in stalled(cluster)["message"]
     assert ("(SchedulerError)" in stalled(cluster)["message"]) == bool(conditions)
 
@@ -110,7 +110,7 @@ def test_job_reports_at_once_that_no_node_fits_and_waits_for_an_autoscaler() -> 
     cluster, operator = job_without_a_node()
     for kind in ("Ready", "Reconciling"):
         assert condition(cluster, kind)["reason"] == "Unschedulable"
-        assert f"pod {WORKER}: 0/3 nodes: no GPU: Lower cluster.worker" in condition(cluster, kind)["message"]
+        assert f"pod {WORKER}: 0/3 nodes: no GPU: Free resources" in condition(cluster, kind)["message"]
     assert (stalled(cluster)["status"], condition(cluster, "Reconciling")["status"]) == ("False", "True")
     assert operator.wake == cluster.now + NODE_SECONDS
 
