@@ -70,6 +70,14 @@ CERTIFICATE: Final = (
     "has, the job continues without further action. After a change of the chart's value jobs.tls.issuerRef, suspend "
     "the job, and set spec.suspend to false when it is Suspended."
 )
+SLOW_STEP: Final = (
+    "While an attempt runs, read in the logs of its workers (kubectl tensafe logs) what they wait for. If the model, "
+    "the data or a step takes longer, an administrator raises the chart's value stallSeconds."
+)
+LOST_AGAIN: Final = (
+    "While an attempt runs, read the logs of its pods (kubectl tensafe logs), and check for a lack of memory, for "
+    "nodes that are removed, and the network."
+)
 OWN_FIXES: Final = (
     JOB_KEY,
     OBJECT_OF_ATTEMPT,
@@ -87,6 +95,8 @@ OWN_FIXES: Final = (
     IMAGE_KEPT,
     CERT_MANAGER,
     CERTIFICATE,
+    SLOW_STEP,
+    LOST_AGAIN,
 )
 
 

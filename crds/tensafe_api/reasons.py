@@ -109,7 +109,7 @@ class Reason(StrEnum):
     )
     WORKER_LOST = (
         "WorkerLost",
-        "A worker ended unexpectedly or could no longer be reached.",
+        "A worker ended unexpectedly, could no longer be reached, or took too long for a step.",
         "Continue a local run with --resume. A job in a cluster continues without action. If it happens again, check "
         "for a lack of memory or for nodes that are removed.",
     )

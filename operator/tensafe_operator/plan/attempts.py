@@ -25,6 +25,8 @@ from tensafe_operator.plan.observed import Object
 _EXIT_CODE = re.compile(r"exit code (\d{1,3})\b")
 _WHERE_TO_READ_MORE = "The last lines of the driver's log are in the RayJob's status.message."
 """They may quote records, so they are never copied. A user who may read RayJobs reads them there."""
+SLOW_STEP = "no step was charged within"
+"""The first words of the message of an attempt that charges no step in time."""
 _LONGEST_MESSAGE = 512
 _LONGEST_NAME = 253
 _MOST_UNRECORDED = 8
@@ -237,9 +239,8 @@ def _assess_progress(
     if now < since + stall_seconds:
         return Assessment(state, reason, wake=since + stall_seconds)
     last = "start" if since == started else "last step"
-    return Assessment(
-        AttemptState.FAILED, Reason.WORKER_LOST, f"no step was charged within {stall_seconds} s of the {last}"
-    )
+    text = f"{SLOW_STEP} {stall_seconds} s of the {last}, the limit of the chart's value stallSeconds"
+    return Assessment(AttemptState.FAILED, Reason.WORKER_LOST, text)
 
 
 def _steps_charged(ledger: LedgerStatus, number: int) -> int:

@@ -8,7 +8,9 @@ autoscaler may add. Otherwise `Stalled` would change twice with each attempt.
 
 from __future__ import annotations
 
+from tensafe_api import fixes
 from tensafe_api.reasons import Reason
+from tensafe_operator.plan.attempts import SLOW_STEP
 from tensafe_operator.plan.blockers import Blocker, blocked_state
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.parsing import parse_ledger_status
@@ -18,6 +20,8 @@ REPEATED = 3
 """So many attempts that fail for the same reason are no outage of a moment."""
 _BEFORE_TRAINING = (Reason.STARTING, Reason.RETRYING, Reason.QUEUED, Reason.UNSCHEDULABLE)
 """What a job reports that waits for no user before an attempt trains."""
+_FIXES = {Reason.WORKER_LOST: fixes.LOST_AGAIN, Reason.AGGREGATION_FAILED: fixes.LOST_AGAIN}
+"""Where the reason's own fix says that the job continues by itself."""
 
 
 def report_repeated(draft: Draft) -> None:
@@ -35,5 +39,7 @@ def report_repeated(draft: Draft) -> None:
     if record is not None and any(charge.attempt >= last[0].number for charge in record.charges):
         return
     numbers = f"attempts {last[0].number} to {last[-1].number} have failed alike"
-    blocker = Blocker(reason, f"{numbers}: {last[-1].message or reason.sentence}")
+    message = last[-1].message or reason.sentence
+    fix = fixes.SLOW_STEP if message.startswith(SLOW_STEP) else _FIXES.get(reason, "")
+    blocker = Blocker(reason, f"{numbers}: {message}", fix)
     draft.set_state(blocked_state(blocker, state.phase))

@@ -79,6 +79,17 @@ def test_attempt_that_charges_nothing_is_retried_after_the_stall_time(acquired: 
     assert condition(cluster, "Failed")["status"] == "False"
 
 
+def test_step_that_takes_too_long_ends_the_attempt_with_the_name_of_the_limit() -> None:
+    cluster, operator = running_job()
+    cluster.now += 60
+    cluster.charge(1)
+    operator.settle()
+    cluster.now += SETTINGS.stall_seconds
+    operator.settle()
+    message = cluster.status["attempts"][0]["message"]
+    assert message == "no step was charged within 1800 s of the last step, the limit of the chart's value stallSeconds"
+
+
 def test_first_steps_may_take_long_after_a_long_start() -> None:
     """The ledger gets the time of a step with the next charge, so the time of the first steps is not known."""
     cluster, operator = started_job()
@@ -109,7 +120,9 @@ def test_time_in_the_queue_is_no_stall() -> None:
     cluster.now += SETTINGS.stall_seconds
     operator.settle()
     failed = cluster.status["attempts"][0]
-    assert (failed["reason"], failed["message"]) == ("WorkerLost", "no step was charged within 1800 s of the start")
+    limit = "the limit of the chart's value stallSeconds"
+    assert failed["message"] == f"no step was charged within 1800 s of the start, {limit}"
+    assert failed["reason"] == "WorkerLost"
 
 
 def test_job_fails_after_the_last_attempt_that_a_ledger_can_record() -> None:

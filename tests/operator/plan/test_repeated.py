@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, FakeOperator, condition, started_job
+from tensafe_api import fixes
 from tensafe_api.reasons import Reason
 from tensafe_api.timestamps import format_time
 from tensafe_operator.plan.pending import NODE_SECONDS
@@ -96,8 +97,20 @@ def test_end_of_an_attempt_does_not_quote_those_before_it() -> None:
         cluster.now += 400
         operator.settle()
     assert condition(cluster, "Stalled")["reason"] == "WorkerLost"
-    messages = {each["message"] for each in cluster.status["attempts"] if "endTime" in each}
-    assert messages == {f"no step was charged within {SETTINGS.stall_seconds} s of the start"}
+    (message,) = {each["message"] for each in cluster.status["attempts"] if "endTime" in each}
+    assert message.startswith(f"no step was charged within {SETTINGS.stall_seconds} s of the start")
+    assert condition(cluster, "Stalled")["message"].endswith(f"{message}: {fixes.SLOW_STEP}")
+
+
+@pytest.mark.parametrize("end", ["exit code 1", "exit code 64", "exit code 79"])
+def test_fix_of_a_repeated_failure_asks_for_action(end: str) -> None:
+    """The fix of one such failure says that the job continues by itself."""
+    cluster, operator = started_job()
+    end_attempts(cluster, operator, *[end] * 3)
+    stalled = condition(cluster, "Stalled")
+    assert stalled["status"] == "True" and stalled["reason"] in ("WorkerLost", "AggregationFailed")
+    assert stalled["message"].endswith(fixes.LOST_AGAIN)
+    assert "without action" not in stalled["message"] and "--resume" not in stalled["message"]
 
 
 def test_attempt_that_trains_ends_the_report() -> None:
