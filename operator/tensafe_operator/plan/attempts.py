@@ -22,7 +22,7 @@ from tensafe_api.timestamps import format_time, parse_time
 from tensafe_operator import names
 from tensafe_operator.plan.observed import Object
 
-_EXIT_CODE = re.compile(r"exit code (\d{1,3})\b")
+_EXIT_CODE = re.compile(r"exit code (-?\d{1,3})\b")
 _WHERE_TO_READ_MORE = "The last lines of the driver's log are in the RayJob's status.message."
 """They may quote records, so they are never copied. A user who may read RayJobs reads them there."""
 SLOW_STEP = "no step was charged within"
@@ -209,7 +209,7 @@ def _assess_success(ledger: LedgerStatus | None) -> Assessment:
 def _assess_failure(status: Object) -> Assessment:
     cause, message = str(status.get("reason") or ""), str(status.get("message") or "")
     found = _EXIT_CODE.search(message)
-    exit_code = int(found[1]) if found else None
+    exit_code = _exit_code(int(found[1])) if found else None
     if exit_code is not None and (reason := reason_for_exit_code(exit_code)):
         return Assessment(AttemptState.FAILED, reason, f"{reason.sentence} {_WHERE_TO_READ_MORE}", exit_code)
     if status.get("jobDeploymentStatus") == "ValidationFailed":
@@ -218,7 +218,16 @@ def _assess_failure(status: Object) -> Assessment:
         text = f"KubeRay: {message}"[:_LONGEST_MESSAGE] if message else reason.sentence
         return Assessment(AttemptState.FAILED, reason, text)
     text = f"KubeRay reports {cause}" if cause else f"Ray reports {status.get('jobStatus')}"
+    if exit_code is not None:
+        text += f", and the driver's exit code is {exit_code}. {_WHERE_TO_READ_MORE}"
+    elif message:
+        text += ". The RayJob's status.message may say more."
     return Assessment(AttemptState.FAILED, Reason.WORKER_LOST, text, exit_code)
+
+
+def _exit_code(reported: int) -> int:
+    """The exit code as a shell has it. Ray reports -9 for a driver that signal 9 has ended."""
+    return 128 - reported if reported < 0 else reported
 
 
 def _assess_progress(

@@ -32,6 +32,28 @@ def test_end_without_a_final_checkpoint_is_a_failed_attempt(status: str) -> None
     assert cluster.status["attempts"][0]["reason"] in ("InternalError", "WorkerLost")
 
 
+@pytest.mark.parametrize(("code", "recorded"), [(1, 1), (127, 127), (137, 137), (139, 139), (-9, 137)])
+def test_exit_code_without_a_reason_is_shown_with_the_place_of_the_log(code: int, recorded: int) -> None:
+    """Ray reports a driver that a signal has ended with the signal's number below zero."""
+    cluster, operator = running_job()
+    cluster.end_ray_job("FAILED", f"Job entrypoint command failed with exit code {code}, last available logs: Jane Doe")
+    operator.settle()
+    ended = cluster.status["attempts"][0]
+    assert (ended["reason"], ended["exitCode"]) == ("WorkerLost", recorded)
+    place = "The last lines of the driver's log are in the RayJob's status.message."
+    assert ended["message"] == f"KubeRay reports AppFailed, and the driver's exit code is {recorded}. {place}"
+
+
+def test_message_that_kuberay_wrote_is_not_called_a_log() -> None:
+    cluster, operator = running_job()
+    cluster.end_ray_job("FAILED", "the submitter has no backoff left")
+    (ray_job,) = cluster.ray_jobs.values()
+    ray_job["status"]["reason"] = "SubmissionFailed"
+    operator.settle()
+    message = cluster.status["attempts"][0]["message"]
+    assert message == "KubeRay reports SubmissionFailed. The RayJob's status.message may say more."
+
+
 @pytest.mark.parametrize("status", ["FAILED", "STOPPED"])
 def test_attempt_with_outcome_suspended_is_interrupted_whatever_ray_reports(status: str) -> None:
     """The pods terminated before the driver received the end of the workers."""
