@@ -61,13 +61,16 @@ def _explain(arguments: argparse.Namespace) -> int:
     options = options_of(arguments)
     api = connect(options)
     job, notes = read_job(api, arguments.name), Notes()
-    found = diagnose(_look(api, job, notes), time.time())
+    seen = _look(api, job, notes)
+    found = diagnose(seen, time.time())
     if arguments.output == "json":
         metadata = job["metadata"]
         head = {"name": metadata["name"], "namespace": metadata["namespace"], "phase": part(job, "status.phase")}
         print_json({**head, **asdict(found), "notRead": notes.sentences})
         return SUCCEEDED
-    _show(options, job, found, notes)
+    # A RayJob that may not be read may exist.
+    is_gone = seen.ray_job is None and not any("rayjobs" in each for each in notes.sentences)
+    _show(options, job, found, notes, with_driver=not is_gone)
     return SUCCEEDED
 
 
@@ -85,7 +88,7 @@ def _look(api: Api, job: Object, notes: Notes) -> Seen:
     return Seen(job, pods, warnings, ray_job, workload, no_workload)
 
 
-def _show(options: Options, job: Object, found: Diagnosis, notes: Notes) -> None:
+def _show(options: Options, job: Object, found: Diagnosis, notes: Notes, *, with_driver: bool) -> None:
     phase = screen.phase_of(job)
     style = PHASE_STYLES.get(phase, "bold")
     print_line((job["metadata"]["name"], "bold cyan"), "  ", (phase, style), "  ", (found.reason, "bold"))
@@ -97,7 +100,7 @@ def _show(options: Options, job: Object, found: Diagnosis, notes: Notes) -> None
         print_line()
         print_line(("What to do: ", "bold"), found.fix)
     if attempts := part(job, "status.attempts"):
-        for line in _where_to_read(options, job, attempts[-1]):
+        for line in _where_to_read(options, job, attempts[-1])[: 2 if with_driver else 1]:
             print_line(line)
     if found.evidence:
         print_line()

@@ -21,8 +21,17 @@ from tensafe_api.timestamps import parse_time
 from tensafe_kubectl.api import Api, Object
 from tensafe_kubectl.arguments import add_cluster_options, add_job, options_of, whole_number
 from tensafe_kubectl.connection import connect
-from tensafe_kubectl.errors import FAILED, FORBIDDEN, INTERRUPTED, SUCCEEDED, CommandError, Refused, Unreachable
-from tensafe_kubectl.reading import PODS, part, read_job, read_pods
+from tensafe_kubectl.errors import (
+    FAILED,
+    FORBIDDEN,
+    INTERRUPTED,
+    NOT_FOUND,
+    SUCCEEDED,
+    CommandError,
+    Refused,
+    Unreachable,
+)
+from tensafe_kubectl.reading import PODS, RAY_JOBS, part, read_job, read_pods
 from tensafe_kubectl.terminal import clean, clean_log, print_note
 from tensafe_operator import names
 from tensorguard.cli.arguments import Subparsers
@@ -35,7 +44,8 @@ examples:
   kubectl tensafe logs triage -n clinic --tail 50 --workers   the last lines of the workers
 
 The workers write one JSON object a line, between Ray's own lines. The driver writes in the head pod; its log may quote
-records. KubeRay removes the pods of an attempt when it has ended, and their logs with them.
+records. KubeRay removes the pods of an attempt when it has ended, and their logs with them. The RayJob of the attempt
+then has the last lines of the driver, for ten minutes at least; with podsTTLSeconds until the next attempt starts.
 
 Exit codes: 0 shown; 1 there is no such job, it has no pods now, a log cannot be read, or the cluster refuses or does
 not answer; 2 invalid arguments; 130 Ctrl-C.
@@ -98,7 +108,7 @@ def _logs(arguments: argparse.Namespace) -> int:
     if arguments.workers:
         pods = [pod for pod in pods if _role(pod) == "worker"]
     if not pods:
-        raise CommandError(_no_pods(job, number, arguments.workers))
+        raise CommandError(_no_pods(api, job, number, arguments.workers))
     namespace = job["metadata"]["namespace"]
     sources = order([_source(api, namespace, pod, arguments.previous) for pod in pods])
     options = {
@@ -242,7 +252,7 @@ def _last_attempt(job: Object) -> int | None:
     return attempts[-1]["number"] if attempts else None
 
 
-def _no_pods(job: Object, number: int | None, workers: bool) -> str:
+def _no_pods(api: Api, job: Object, number: int | None, workers: bool) -> str:
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     attempts = {each["number"]: each for each in part(job, "status.attempts") or ()}
     if number is None:
@@ -258,7 +268,22 @@ def _no_pods(job: Object, number: int | None, workers: bool) -> str:
         return f"attempt {number} of the job {name} has no {what} yet: `kubectl tensafe explain {name} -n {namespace}`"
     return (
         f"the pods of attempt {number} are gone: KubeRay removes them when an attempt has ended. It ended with "
-        f"{clean(attempt.get('reason'))}: {clean(attempt.get('message'))} Its RayJob keeps the last lines of the "
-        f"driver, which may quote records: kubectl get rayjob {attempt.get('rayJobName')} -n {namespace} -o "
-        "jsonpath='{.status.message}'"
+        f"{clean(attempt.get('reason'))}: {clean(attempt.get('message')).rstrip('.')}. "
+        f"{_what_is_left(api, job, attempt)}"
+    )
+
+
+def _what_is_left(api: Api, job: Object, attempt: Object) -> str:
+    """Where the end of the driver's log is, or which pods still have logs."""
+    name, namespace = attempt.get("rayJobName"), job["metadata"]["namespace"]
+    try:
+        api.get(RAY_JOBS, namespace, str(name))
+    except Refused as refused:
+        if refused.status == NOT_FOUND:
+            found = sorted({names.attempt_of(pod) or 0 for pod in read_pods(api, job)} - {0})
+            others = f" There are pods of: {', '.join(f'attempt {each}' for each in found)}." if found else ""
+            return f"Its RayJob {name} is gone, too, and the log of its driver with it.{others}"
+    return (
+        f"Its RayJob keeps the last lines of the driver, which may quote records: kubectl get rayjob {name} "
+        f"-n {namespace} -o jsonpath='{{.status.message}}'"
     )

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from e2e.platform.fakes.kuberay import install_kuberay_crds
 from e2e.platform.fixtures.plugin_team import NAME, Plugin, Team, status_of
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Attempt
@@ -108,6 +107,8 @@ def test_failed_attempt_comes_with_the_commands_for_its_logs(team: Team, plugin:
         }
     )
     team.create_job(status=status_of(Phase.FAILED, Reason.DATASET_UNSUITABLE, attempts=(ended,)))
+    assert "kubectl get rayjob" not in plugin("explain", NAME).out, "the RayJob is gone"
+    team.create_ray_job(f"{NAME}-a1")
     out = plugin("explain", NAME).out
     assert Reason.DATASET_UNSUITABLE.fix in out and "exit code 71" in out
     assert f"kubectl tensafe logs {NAME} -n {team.namespace}" in out
@@ -115,12 +116,10 @@ def test_failed_attempt_comes_with_the_commands_for_its_logs(team: Team, plugin:
 
 
 def test_queue_of_kueue_is_read(team: Team, plugin: Plugin) -> None:
-    install_kuberay_crds(team.plane)
     team.plane.kubectl("apply", "-f", "-", text=json.dumps(WORKLOAD_CRD))
     team.plane.wait_for_crds()
     team.create_job(status=status_of(Phase.QUEUED, Reason.QUEUED, attempts=(ATTEMPT,)))
-    ray_job = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": f"{NAME}-a1"}, "spec": {}}
-    uid = json.loads(team.kubectl("create", "-o", "json", "-f", "-", text=json.dumps(ray_job)))["metadata"]["uid"]
+    uid = team.create_ray_job(f"{NAME}-a1")
     owner = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": f"{NAME}-a1", "uid": uid}
     message = "insufficient unused quota for nvidia.com/gpu in flavor any, 2 more needed"
     condition = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": message}

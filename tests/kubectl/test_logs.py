@@ -139,9 +139,24 @@ def test_attempt_whose_pods_are_gone_names_where_its_last_lines_are(team: Team, 
         message="A worker ended unexpectedly.",
     )
     team.create_job(status=status_of(Phase.FAILED, Reason.WORKER_LOST, attempts=(attempt,)))
+    team.create_ray_job(f"{NAME}-a1")
     gone = plugin("logs", NAME)
     assert gone.code == 1 and "KubeRay removes them" in gone.err
     assert f"kubectl get rayjob {NAME}-a1 -n {team.namespace} -o jsonpath='{{.status.message}}'" in gone.err
+
+
+@cluster
+def test_attempt_whose_ray_job_is_gone_names_what_is_left(team: Team, plugin: Plugin) -> None:
+    """With podsTTLSeconds it goes when the next attempt starts."""
+    ended = {"end_time": "2026-01-01T00:00:00Z", "reason": "WorkerLost", "message": "a node was lost"}
+    attempts = [Attempt(number=number, ray_job_name=f"{NAME}-a{number}", **ended) for number in (1, 2)]
+    job = team.create_job(status=status_of(Phase.STARTING, Reason.RETRYING, attempts=tuple(attempts)))
+    team.create_pod("head-0", job, "head")  # of the first attempt
+    gone = plugin("logs", NAME)
+    assert gone.code == 1 and "It ended with WorkerLost: a node was lost. " in gone.err
+    assert f"Its RayJob {NAME}-a2 is gone, too, and the log of its driver with it." in gone.err
+    assert "kubectl get rayjob" not in gone.err
+    assert "There are pods of: attempt 1." in gone.err
 
 
 def test_failure_of_an_earlier_incarnation_is_over_when_the_next_one_starts() -> None:

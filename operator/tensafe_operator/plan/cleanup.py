@@ -6,7 +6,8 @@ starts after the end of a job, so its key is deleted as soon as the end is store
 
 A RayJob holds the last lines of the driver's log. While the job runs it is kept for ten minutes. After the job's end it
 is kept for `childrenTTLSeconds`, and that of a failed attempt for at least ten minutes. With `podsTTLSeconds` KubeRay
-keeps the pods of an attempt for their logs. They go before the next attempt starts, and when the job is suspended.
+keeps the pods of an attempt for their logs. They go, and their RayJob with them, before the next attempt starts, and
+when the job is suspended.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Attempt
+from tensafe_operator import names
 from tensafe_operator.children import Manifest, access, configuration, matches, network, rayjob, tls
 from tensafe_operator.plan.admission import Admitted
 from tensafe_operator.plan.blockers import POLL_SECONDS, Blocker, blocked_state, starting_state
@@ -14,7 +15,7 @@ from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.foreign_code import find_foreign_code
 from tensafe_operator.plan.ignored import unless_ignored
-from tensafe_operator.plan.observed import Create
+from tensafe_operator.plan.observed import Create, Object
 from tensafe_operator.plan.parsing import is_terminal
 from tensafe_operator.plan.predecessors import find_predecessors, waiting_state
 from tensafe_operator.plan.profile import take_profile
@@ -23,8 +24,9 @@ from tensafe_operator.plan.profile import take_profile
 def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
     """Start an attempt that the status records and that has no RayJob yet, or wait until it may start."""
     for ray_job in draft.observed.ray_jobs:
-        # One that runs is not in the status, which a user has cleared. One that has ended may keep its pods.
-        if not is_terminal(ray_job) or admitted.job.spec.pods_ttl_seconds:
+        # One that runs is not in the status, which a user has cleared. One that has ended keeps its pods for
+        # podsTTLSeconds, and the operator may not delete its RayCluster alone.
+        if not is_terminal(ray_job) or (admitted.job.spec.pods_ttl_seconds and _has_pods(draft, ray_job)):
             draft.delete(ray_job)
     predecessors = find_predecessors(draft.observed, attempt.number, draft.now)
     draft.wake_at(*predecessors.wakes)
@@ -42,6 +44,11 @@ def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
         draft.create(manifest)
     draft.set_state(starting_state(draft.observed, Phase.STARTING))
     # KubeRay creates the RayCluster.
+
+
+def _has_pods(draft: Draft, ray_job: Object) -> bool:
+    number = names.attempt_named(draft.observed.job["metadata"]["name"], ray_job["metadata"]["name"])
+    return any(names.attempt_of(pod) == number for pod in draft.observed.pods)
 
 
 def with_profile(draft: Draft, admitted: Admitted) -> Admitted | None:

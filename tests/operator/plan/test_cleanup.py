@@ -76,6 +76,17 @@ def test_kept_pods_of_a_failed_attempt_do_not_delay_the_next_one() -> None:
     assert not cluster.overlapping
 
 
+def test_ray_job_without_pods_is_kept_for_the_log_of_its_driver() -> None:
+    """KubeRay has deleted its pods before the backoff has passed."""
+    cluster, operator = running_job(spec__podsTTLSeconds=5)
+    cluster.end_ray_job("FAILED", "exit code 64")
+    operator.settle()
+    cluster.now += 10
+    cluster.remove_terminating_pods()
+    operator.settle()
+    assert list(cluster.ray_jobs) == ["claims-triage-a1", "claims-triage-a2"]
+
+
 def test_suspended_job_keeps_no_pods() -> None:
     cluster, operator = running_job(spec__podsTTLSeconds=86400)
     cluster.suspend(True)
