@@ -136,7 +136,7 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
         return  # KubeRay creates the RayCluster
     if ray_job is None:
         deleted = Assessment(AttemptState.FAILED, Reason.WORKER_LOST, f"RayJob {attempt.ray_job_name} was deleted")
-        end_attempt(draft, admitted.job.spec, attempt, excuse(deleted, draft.status, suspend=suspend), record)
+        end_attempt(draft, admitted.job, attempt, excuse(deleted, draft.status, suspend=suspend), record)
         return  # the next decision, once this status is stored
     correct_children(draft, admitted)
     attempt = attempts.refresh(attempt, ray_job, record, draft.now)
@@ -144,7 +144,7 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
     draft.status.resolved = with_digest(draft.status.resolved, draft.observed.pods, attempt.number, record)
     assessment = _assess(draft, admitted, record, attempt, ray_job)
     if assessment.state.over:
-        end_attempt(draft, admitted.job.spec, attempt, assessment, record)
+        end_attempt(draft, admitted.job, attempt, assessment, record)
         return  # the next decision, once this status is stored
     if suspend:
         suspend_attempt(draft, ray_job, assessment.state)

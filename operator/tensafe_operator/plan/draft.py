@@ -62,14 +62,17 @@ class Draft:
                 self.delete_tls_secret(found)
 
     def delete_tls_secret(self, ray_job: Object) -> None:
-        """Delete the Secret of an attempt that has ended, and what cert-manager made of its Certificate.
+        """Delete the Secret of an attempt that has ended.
 
         The RayJob names the Secret. Any user may edit that: a name that the operator does not give is not followed.
         """
         metadata = ray_job["metadata"]
         name = (metadata.get("annotations") or {}).get(names.TLS_SECRET, "")
-        if not names.is_tls_secret(name, metadata["name"]):
-            return
+        if names.is_tls_secret(name, metadata["name"]):
+            self.delete_tls_secret_named(name)
+
+    def delete_tls_secret_named(self, name: str) -> None:
+        """Delete this Secret of an attempt, and what cert-manager made of its Certificate."""
         self.irreversible = True
         deletions = [Delete("Secret", name)]
         if self.settings.job_tls.mode is TlsMode.CERT_MANAGER:

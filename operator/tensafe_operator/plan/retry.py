@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from tensafe_api.reasons import Phase, Reason
-from tensafe_api.resources.job import Spec
+from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import MAX_ATTEMPTS, LedgerStatus
 from tensafe_api.resources.status import Attempt
 from tensafe_api.timestamps import parse_time
+from tensafe_operator.children import tls
 from tensafe_operator.plan.attempts import Assessment, AttemptState, close
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
@@ -84,13 +85,17 @@ def out_of_numbers(last: Attempt | None) -> JobState:
 
 
 def end_attempt(
-    draft: Draft, spec: Spec, attempt: Attempt, assessment: Assessment, record: LedgerStatus | None
+    draft: Draft, job: TenSafeTrainingJob, attempt: Attempt, assessment: Assessment, record: LedgerStatus | None
 ) -> None:
     """Record the end of an attempt, delete its Secret and a RayJob that still runs, and set what that means."""
     draft.irreversible = True
     draft.record(close(attempt, assessment, draft.now))
-    ray_job = draft.ray_job_of(attempt)
-    if ray_job is not None:
+    spec, ray_job = job.spec, draft.ray_job_of(attempt)
+    if ray_job is None:
+        # The RayJob named the Secret. After a restart the operator no longer knows the name, and the Secret goes with
+        # the job.
+        draft.delete_tls_secret_named(tls.secret_name(job, attempt.number))
+    else:
         draft.delete_tls_secret(ray_job)
         if not is_terminal(ray_job):  # one that has ended is kept for its logs
             draft.delete(ray_job)

@@ -250,6 +250,15 @@ def test_secret_of_an_attempt_is_deleted_when_a_user_has_deleted_its_ray_job() -
     assert not [each for each in cluster.tls_secrets() if each.startswith("claims-triage-a1-")]
 
 
+def test_secret_of_an_attempt_is_deleted_when_its_ray_job_is_gone() -> None:
+    """A user has deleted it, and the operator has seen nothing of it since."""
+    cluster, operator = running_job()
+    cluster.delete_ray_job("claims-triage-a1", cluster.ray_jobs["claims-triage-a1"]["metadata"]["uid"])
+    operator.settle()
+    assert cluster.status["attempts"][0]["message"] == "RayJob claims-triage-a1 was deleted"
+    assert not cluster.tls_secrets()
+
+
 def test_certificate_and_secret_of_cert_manager_are_deleted_with_the_attempt() -> None:
     cluster, _ = running_job()
     cluster.end_ray_job("FAILED")
