@@ -16,8 +16,8 @@ SERVICE_ACCOUNT: Final = (
     "Create this service account in the job's namespace; the job then continues without further action."
 )
 CLASS: Final = (
-    "Create this class; the job then continues without further action. Or suspend the job, correct spec.cluster, and "
-    "set spec.suspend to false."
+    "Create this class; the job then continues without further action. Or suspend the job, correct spec.cluster or its "
+    "profile, and set spec.suspend to false."
 )
 LIMIT_RANGE: Final = (
     "Change the LimitRange of the namespace; the job then continues without further action. Or suspend the job, change "
@@ -35,7 +35,7 @@ CLAIM_UNBOUND: Final = (
 )
 PLACEMENT: Final = (
     "Add a node that fits; the job then continues without further action. Or suspend the job, change nodeSelector, "
-    "tolerations and affinity in spec.cluster, and set spec.suspend to false."
+    "tolerations and affinity in spec.cluster or its profile, and set spec.suspend to false."
 )
 SCHEDULER: Final = (
     "Check whether the scheduler in cluster.schedulerName runs, and whether the queue in cluster.rayJobLabels exists "

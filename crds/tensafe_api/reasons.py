@@ -276,7 +276,8 @@ class Reason(StrEnum):
     PODS_LEFT = (
         "PodsLeft",
         "A pod of an earlier attempt still runs, so the next attempt cannot start.",
-        "Delete the RayCluster of the pod, or the pod; the job then continues without further action.",
+        "Delete the RayJob that the pod's RayCluster belongs to; if there is none, the RayCluster, or else the pod. "
+        "The job then continues without further action.",
     )
     PROFILE_MISSING = (
         "ProfileMissing",

@@ -18,6 +18,7 @@ from tensafe_api.timestamps import parse_time
 from tensafe_kubectl import screen
 from tensafe_kubectl.api import Object
 from tensafe_kubectl.reading import part
+from tensafe_operator import names
 
 PATIENCE_SECONDS = 30.0
 """An operator that runs sees a new job within this time."""
@@ -35,7 +36,7 @@ _FIX_OF_QUEUED = (
 )
 _FIX_OF_NO_WORKLOAD = (
     "Check that Kueue runs, and that its configuration has the integration ray.io/rayjob for this namespace. Or "
-    "suspend the job, remove spec.cluster.queueName, and set spec.suspend to false."
+    "suspend the job, remove queueName from spec.cluster or its profile, and set spec.suspend to false."
 )
 
 
@@ -91,11 +92,7 @@ def _state(seen: Seen, now: float) -> Diagnosis:
         return Diagnosis("NotSeen", f"No operator has seen that {change}.", _FIX_OF_NOT_SEEN, by_operator=False)
     word, message = screen.state_of(job)
     if phase == Phase.QUEUED and not screen.is_blocked(job):
-        waits, queued = message or Reason.QUEUED.sentence, parse_time(part(seen.ray_job, "metadata.creationTimestamp"))
-        if seen.no_workload and seen.ray_job is not None and now - (queued or now) >= PATIENCE_SECONDS:
-            what = f"{waits} Kueue has no Workload for RayJob {seen.ray_job['metadata']['name']}."
-            return Diagnosis(word, what, _FIX_OF_NO_WORKLOAD, by_operator=False)
-        return Diagnosis(word, waits, _FIX_OF_QUEUED)
+        return _wait_in_queue(seen, now, word, message or Reason.QUEUED.sentence)
     reason = Reason.named(word)
     is_explained = screen.is_blocked(job) or (reason is not None and reason.fix)
     if not is_explained and phase in (Phase.PENDING, Phase.STARTING) and (blocker := _blocker(seen)) is not None:
@@ -109,6 +106,22 @@ def _state(seen: Seen, now: float) -> Diagnosis:
     detail, fix = split_fix(message, reason.fix)
     what = detail if reason.sentence in detail else f"{reason.sentence} {detail}".rstrip()
     return Diagnosis(word, what, fix)
+
+
+def _wait_in_queue(seen: Seen, now: float, word: str, waits: str) -> Diagnosis:
+    """Why the RayJob of a job waits: `waits` is what the operator says."""
+    if seen.ray_job is None:
+        return Diagnosis(word, waits, _FIX_OF_QUEUED)
+    metadata = seen.ray_job["metadata"]
+    name, has_queue = metadata["name"], names.QUEUE in (metadata.get("labels") or {})
+    # Kueue may also manage RayJobs without a queue: these have a Workload.
+    if part(seen.ray_job, "spec.suspend") and not has_queue and seen.workload is None:
+        what = f"RayJob {name} is suspended, and its job names no queue: someone has suspended it."
+        return Diagnosis(word, what, f"Set spec.suspend of RayJob {name} to false.", by_operator=False)
+    if seen.no_workload and now - (parse_time(metadata.get("creationTimestamp")) or now) >= PATIENCE_SECONDS:
+        what = f"{waits} Kueue has no Workload for RayJob {name}."
+        return Diagnosis(word, what, _FIX_OF_NO_WORKLOAD, by_operator=False)
+    return Diagnosis(word, waits, _FIX_OF_QUEUED)
 
 
 def _unseen_change(seen: Seen, now: float) -> str:

@@ -108,6 +108,18 @@ def test_queue_that_kueue_does_not_serve_is_named_after_some_time(seconds: float
     assert ("ray.io/rayjob" in found.fix) == named
 
 
+@pytest.mark.parametrize(("labels", "named"), [({}, True), ({"kueue.x-k8s.io/queue-name": "clinic"}, False)])
+def test_ray_job_that_someone_has_suspended_is_not_said_to_be_in_a_queue(labels: dict[str, str], named: bool) -> None:
+    metadata = {"name": "triage-a1", "creationTimestamp": CREATED, "labels": labels}
+    job = job_with(status_of(Phase.QUEUED, Reason.QUEUED))
+    seen = Seen(job, ray_job={"metadata": metadata, "spec": {"suspend": True}}, no_workload=True)
+    found = diagnose(seen, NOW + PATIENCE_SECONDS)
+    assert ("someone has suspended it" in found.what) == named
+    assert ("queueName" in found.fix) == (not named)
+    of_kueue = Seen(job, ray_job=seen.ray_job, workload={"metadata": {"name": "rayjob-1"}})
+    assert "Wait, or free room in the queue" in diagnose(of_kueue, NOW + PATIENCE_SECONDS).fix
+
+
 def test_job_that_no_operator_has_seen_is_an_error_only_after_some_time() -> None:
     assert diagnose(Seen(job_with(None)), NOW + PATIENCE_SECONDS - 1).fix == "Wait."
     late = diagnose(Seen(job_with(None)), NOW + PATIENCE_SECONDS + 1)

@@ -219,7 +219,7 @@ def test_certificate_without_cert_manager_has_a_fix_of_its_own() -> None:
     [
         ("trainer", 'serviceaccount "trainer" not found', "Create this service account in the job's namespace"),
         (None, 'serviceaccount "claims-triage-1a2b" not found', "the next attempt gets a new one."),
-        ("trainer", "no PriorityClass with name batch was found", "correct spec.cluster"),
+        ("trainer", "no PriorityClass with name batch was found", "correct spec.cluster or its profile"),
         ("trainer", 'pod rejected: RuntimeClass "gvisor" not found', "correct spec.cluster"),
         ("trainer", "maximum memory usage per Container is 4Gi, but limit is 8Gi", "Change the LimitRange"),
         (
