@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tensafe_api.fixes import split_fix
 from tensafe_api.reasons import ConditionType, Phase, Reason
 from tensafe_api.tasks import METRICS
 from tensafe_api.timestamps import parse_time
@@ -89,7 +90,7 @@ def row_as_json(job: Object) -> dict[str, Any]:
         "phase": part(job, "status.phase"),
         "reason": reason or None,
         "message": message or None,
-        "fix": known.fix if known is not None and known.fix else None,
+        "fix": (split_fix(message, known.fix)[1] or None) if known is not None else None,
         "step": part(job, "status.progress.step"),
         "totalSteps": part(job, "status.progress.totalSteps"),
         "epsilonSpent": part(job, "status.privacy.epsilonSpent"),

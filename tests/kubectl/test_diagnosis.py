@@ -11,6 +11,7 @@ from tensafe_api.fixes import OWN_FIXES
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Attempt
 from tensafe_kubectl.diagnosis import PATIENCE_SECONDS, Seen, diagnose
+from tensafe_kubectl.screen import row_as_json
 
 NOW = 1_800_000_000.0
 CREATED = "2027-01-15T08:00:00Z"  # NOW
@@ -43,9 +44,10 @@ def test_fix_in_a_message_is_not_shown_twice(reason: Reason) -> None:
 @pytest.mark.parametrize("fix", OWN_FIXES)
 def test_fix_of_a_cause_takes_the_place_of_the_reasons_own(fix: str) -> None:
     message = f"pod x: something is wrong: {fix}"
-    found = diagnose(Seen(job_with(status_of(Phase.STARTING, Reason.FORBIDDEN, message, stalled=True))), NOW)
+    job = job_with(status_of(Phase.STARTING, Reason.FORBIDDEN, message, stalled=True))
+    found = diagnose(Seen(job), NOW)
     assert found.what == f"{Reason.FORBIDDEN.sentence} pod x: something is wrong"
-    assert found.fix == fix
+    assert found.fix == row_as_json(job)["fix"] == fix
 
 
 def test_reason_that_stalls_no_job_yet_is_the_operators() -> None:
