@@ -14,6 +14,9 @@ MAX_PLD_STEPS, MIN_PLD_SIGMA, MAX_PLD_EPSILON = 20_000, 0.3, 20
 """A ledger may be charged ten times its steps, which is still within `accounting.PLD_STEPS_LIMIT`. The smaller σ is,
 the more time and memory the distribution of a step takes."""
 
+_REPETITIONS = 10
+"""`resolve.MAX_REPETITIONS`: a ledger may be charged so many times its steps."""
+
 
 class PLDLimitError(ValueError):
     """PLD was asked for outside its limits."""
@@ -56,7 +59,8 @@ def choose(
         )
 
     if asked != "RDP":
-        exceeded = limit_of_pld(steps=steps, target_epsilon=target_epsilon, delta=delta)
+        before = sum(event.steps for event in earlier)
+        exceeded = limit_of_pld(steps=steps, target_epsilon=target_epsilon, delta=delta, steps_before=before)
         if not exceeded:
             sigma = sigma_by("PLD")
             exceeded = limit_of_pld(steps=steps, target_epsilon=target_epsilon, delta=delta, noise_multiplier=sigma)
@@ -70,12 +74,19 @@ def choose(
     return "RDP", sigma_by("RDP")
 
 
-def limit_of_pld(*, steps: int, target_epsilon: float, delta: float, noise_multiplier: str | None = None) -> str:
+def limit_of_pld(
+    *, steps: int, target_epsilon: float, delta: float, noise_multiplier: str | None = None, steps_before: int = 0
+) -> str:
     """The limit of PLD that these figures exceed, as a sentence with the figure; empty if none."""
     if accounting.is_too_small_for_pld(delta):
         return f"PLD needs a delta of at least {accounting.MIN_PLD_DELTA:g}, since its rounding errors matter below"
     if steps > MAX_PLD_STEPS:
         return f"PLD is for up to {MAX_PLD_STEPS:,} steps, and this job may be charged {steps:,}"
+    if steps_before + _REPETITIONS * steps > accounting.PLD_STEPS_LIMIT:
+        return (
+            f"PLD is for up to {accounting.PLD_STEPS_LIMIT:,} steps together, and beside those that this job may be "
+            f"charged, spec.lora.initFrom has {steps_before:,}"
+        )
     if target_epsilon > MAX_PLD_EPSILON:
         return f"PLD is for a target of up to {MAX_PLD_EPSILON}, and this one is {target_epsilon:g}"
     if noise_multiplier is not None and float(noise_multiplier) < MIN_PLD_SIGMA:

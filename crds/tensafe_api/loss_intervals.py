@@ -28,7 +28,7 @@ def loss_interval(kinds: Iterable[tuple[float, float]]) -> float:
 
     if len(kinds) < 2:
         return limited(min(spreads, default=math.inf))
-    interval = max(limited(min(spreads)), limited(max(spreads)) / 8)
+    interval = max(limited(min(spreads)), limited(max(spreads)) / 4)
     return max(2.0 ** math.floor(math.log2(interval)), _MIN)
 
 

@@ -134,6 +134,16 @@ def test_many_different_earlier_steps_are_accounted_by_rdp() -> None:
     assert plan.accountant == "RDP"
 
 
+def test_job_whose_earlier_steps_fill_the_limit_of_pld_is_accounted_by_rdp() -> None:
+    """With PLD, its epsilon would jump to that of RDP at a step within its plan."""
+    found = []
+    for free in (1000, 999):  # the job has 100 steps, and may be charged ten times as many
+        wide = {"sampleRate": "0.001", "noiseMultiplier": "20", "steps": accounting.PLD_STEPS_LIMIT - free}
+        plan, _ = plan_of({"targetEpsilon": "8", "reserveSteps": 0, "noiseMultiplier": "1"}, earlier=[wide])
+        found.append(plan.accountant)
+    assert found == ["PLD", "RDP"]
+
+
 def test_pld_that_was_asked_for_is_refused_for_too_many_earlier_steps() -> None:
     with pytest.raises(ManifestError) as error:
         plan_of({"targetEpsilon": "20", "accountant": "PLD"}, earlier=MANY)
