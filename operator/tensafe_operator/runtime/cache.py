@@ -24,6 +24,8 @@ W = TypeVar("W")
 """A warning, in the form that the caller wants to have it back."""
 KEPT_WARNINGS = 8
 """Number of warnings that are kept about one child: any user may create Events."""
+KEPT_IN_NAMESPACE = 2_000
+"""Number of warnings that are kept in a namespace: any user may create children, and a warning takes up to 20 kB."""
 Family = tuple[str, str]
 """A parent and its children: their namespace, and the UID of the parent."""
 
@@ -56,6 +58,8 @@ class Cache(Generic[W]):
         """Namespace, kind and name of an object that is not watched → UID of the child that its warnings count for."""
         self._warnings: dict[str, dict[tuple[str, str], W]] = defaultdict(dict)
         """UID of a child → kind of the object and topic → the last such warning, the newest at the end."""
+        self._warned: dict[str, dict[tuple[str, str, str], None]] = defaultdict(dict)
+        """Namespace → UID of the child, kind and topic of each kept warning, the newest at the end."""
         self._keeps_orphans = True
 
     def put(self, kind: str, body: Mapping[str, Any]) -> Key | None:
@@ -137,11 +141,14 @@ class Cache(Generic[W]):
         uid = self._warned_child(namespace, kind, name, uid)
         if not uid:
             return None
-        kept = self._warnings[uid]
-        kept.pop((kind, topic), None)
+        self._forget_warning(namespace, uid, kind, topic)
+        kept, warned = self._warnings[uid], self._warned[namespace]
         kept[kind, topic] = warning
+        warned[uid, kind, topic] = None
         if len(kept) > KEPT_WARNINGS:
-            del kept[next(iter(kept))]
+            self._forget_warning(namespace, uid, *next(iter(kept)))
+        if len(warned) > KEPT_IN_NAMESPACE:
+            self._forget_warning(namespace, *next(iter(warned)))
         return self._keys.get(self._families[uid])
 
     def forget_warning(self, namespace: str, kind: str, name: str, uid: str, topic: str, warning: W) -> Key | None:
@@ -152,7 +159,7 @@ class Cache(Generic[W]):
         kept = self._warnings.get(uid, {})
         if kept.get((kind, topic)) != warning:
             return None
-        del kept[kind, topic]
+        self._forget_warning(namespace, uid, kind, topic)
         return self._keys.get(self._families[uid])
 
     def known_keys(self) -> list[Key]:
@@ -195,7 +202,7 @@ class Cache(Generic[W]):
             return None
         if before and before != family:
             self._children[kind].get(before, {}).pop(uid, None)
-            self._warnings.pop(uid, None)
+            self._forget_warnings(uid)
             del self._families[uid]
         if belongs:
             self._children[kind][family][uid] = self._kept(kind, body)
@@ -223,9 +230,18 @@ class Cache(Generic[W]):
         return uid if warned and family[0] == namespace else ""
 
     def _forget_child(self, uid: str) -> None:
+        self._forget_warnings(uid)
         self._families.pop(uid, None)
-        self._warnings.pop(uid, None)
         self._versions.pop(uid, None)
+
+    def _forget_warnings(self, uid: str) -> None:
+        namespace, _ = self._families.get(uid, ("", ""))
+        for kind, topic in self._warnings.pop(uid, {}):
+            del self._warned[namespace][uid, kind, topic]
+
+    def _forget_warning(self, namespace: str, uid: str, kind: str, topic: str) -> None:
+        self._warnings.get(uid, {}).pop((kind, topic), None)
+        self._warned[namespace].pop((uid, kind, topic), None)
 
     def _family_of(self, kind: str, body: Mapping[str, Any]) -> Family:
         """The family that a child names. It is that of an earlier body if it names none: labels can be removed."""

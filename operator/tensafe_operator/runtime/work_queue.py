@@ -29,7 +29,8 @@ milliseconds while there are many writes: a list is answered from a watch cache 
 handlers wait at the same time, and the limit is the work of one CPU core.
 """
 COMPUTATIONS = 2
-"""How many long computations run concurrently. Each takes a core."""
+"""How many long computations run concurrently, each for another namespace: one with slow jobs keeps a core free for the
+others. Each takes a core."""
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 60.0
 Handler = Callable[[Key, bool], Awaitable[float | None]]
 """Handles a key; returns when to handle it again at the latest (seconds since the epoch), or None. The second argument
@@ -56,7 +57,7 @@ class WorkQueue:
 
     def __init__(self, log_fields: Callable[[Key], Mapping[str, str]] = _default_log_fields) -> None:
         self._log_fields = log_fields
-        self._ready, self._uncomputed = FairOrder(), FairOrder()
+        self._ready, self._uncomputed = FairOrder(), FairOrder(one_of_each=True)
         self._computed: set[Key] = set()
         self._waiting: set[Key] = set()
         self._running: set[Key] = set()
@@ -140,6 +141,7 @@ class WorkQueue:
                 computed = False
             except Exception:
                 computed = True  # the handler meets the same error, and reports it
+            self._uncomputed.done(key)
             if computed:
                 self._computed.add(key)
             self._ready.put(key, first=True)

@@ -6,7 +6,7 @@ import pickle
 from dataclasses import replace
 from typing import Any
 
-from tensafe_operator.runtime.cache import KEPT_WARNINGS, Cache
+from tensafe_operator.runtime.cache import KEPT_IN_NAMESPACE, KEPT_WARNINGS, Cache
 from tensafe_operator.runtime.objects import Kinds, Manifest
 
 KEY = ("clinic", "one")
@@ -134,6 +134,29 @@ def test_last_warning_of_each_topic_is_kept_the_newest_first() -> None:
     for number in range(100):
         cache.warn("clinic", "Child", "a", "uid-a", f"Topic{number}", str(number))
     assert warnings(cache) == tuple(str(99 - number) for number in range(KEPT_WARNINGS))
+
+
+def test_warnings_of_a_namespace_take_a_bounded_amount_of_memory() -> None:
+    """A user may create any number of pods, and move one Event from each to the next."""
+    cache = Cache[str](KINDS)
+    cache.put("Parent", parent(3))
+    other = {"name": "one", "namespace": "lab", "uid": "uid-lab", "resourceVersion": "3"}
+    cache.put("Parent", {"kind": "Parent", "metadata": other, "status": {}})
+    cache.put("Child", child("of-lab", 4, uid="uid-lab", namespace="lab"))
+    cache.warn("lab", "Child", "of-lab", "uid-of-lab", "NoPod", "kept")
+    for number in range(KEPT_IN_NAMESPACE + 10):
+        cache.put("Child", child(f"a{number}", 4))
+        cache.warn("clinic", "Child", "", f"uid-a{number}", "NoPod", str(number))
+    assert len(warnings(cache)) == KEPT_IN_NAMESPACE
+    assert "9" not in warnings(cache) and "10" in warnings(cache), "the oldest ones go"
+    snapshot = cache.snapshot(("lab", "one"))
+    assert snapshot is not None and snapshot.warnings == ("kept",)
+    for number in range(KEPT_IN_NAMESPACE):
+        cache.drop("Child", child(f"a{number}", 5))
+    cache.put("Child", child("new", 4))
+    for number in range(10):
+        cache.warn("clinic", "Child", "", "uid-new", f"Topic{number}", str(number))
+    assert len(warnings(cache)) == 10 + KEPT_WARNINGS, "warnings about objects that are gone do not count"
 
 
 def test_warning_that_the_api_server_has_deleted_is_forgotten_unless_a_newer_one_has_replaced_it() -> None:

@@ -168,7 +168,8 @@ def test_handler_returns_when_to_be_called_again() -> None:
 
 def test_long_computations_of_many_keys_do_not_hold_up_another() -> None:
     """More keys take long than there are workers."""
-    slow = [("clinic", f"slow-{number}") for number in range(3 * work_queue.WORKERS)]
+    numbers = range(2 * work_queue.WORKERS)
+    slow = [(namespace, f"slow-{number}") for number in numbers for namespace in ("clinic", "lab")]
     computing: list[Key] = []
     started, finish, handled, all_slow = (asyncio.Event() for _ in range(4))
     done: list[Key] = []
@@ -201,6 +202,39 @@ def test_long_computations_of_many_keys_do_not_hold_up_another() -> None:
         finish.set()
         await all_slow.wait()
         assert sorted(done) == sorted(computing) == sorted(slow)
+
+    drive_both(handle, compute, scenario)
+
+
+def test_slow_keys_of_one_namespace_leave_a_computation_to_the_others() -> None:
+    slow = [("busy", f"slow-{number}") for number in range(4)]
+    computing: list[Key] = []
+    finish, other = asyncio.Event(), asyncio.Event()
+
+    async def compute(key: Key) -> bool:
+        computing.append(key)
+        if key == ONE:
+            other.set()
+        else:
+            await finish.wait()
+        return True
+
+    async def handle(key: Key, computed: bool) -> None:
+        if not computed:
+            raise TakesLong
+
+    async def scenario(queue: WorkQueue) -> None:
+        for key in slow:
+            queue.touch(key)
+        while not computing:
+            await asyncio.sleep(0)
+        queue.touch(ONE)
+        await other.wait()
+        assert computing == [slow[0], ONE]
+        finish.set()
+        while len(computing) < 5:
+            await asyncio.sleep(0)
+        assert sorted(computing) == sorted([*slow, ONE])
 
     drive_both(handle, compute, scenario)
 
@@ -284,14 +318,13 @@ def test_key_that_was_deleted_before_its_computation_is_not_computed_by_its_hand
 
 def test_known_key_is_computed_before_new_ones() -> None:
     """It needs one figure, and a new one a calibration."""
-    new = [("clinic", f"new-{number}") for number in range(work_queue.COMPUTATIONS + 3)]
+    new = [("clinic", f"new-{number}") for number in range(5)]
     order: list[Key] = []
     known, started, finish, done = (asyncio.Event() for _ in range(4))
 
     async def compute(key: Key) -> bool:
         order.append(key)
-        if len(order) == work_queue.COMPUTATIONS:
-            started.set()
+        started.set()
         await finish.wait()
         return True
 
@@ -313,7 +346,7 @@ def test_known_key_is_computed_before_new_ones() -> None:
         await asyncio.sleep(0.01)
         finish.set()
         await done.wait()
-        assert order.index(ONE) == work_queue.COMPUTATIONS
+        assert order.index(ONE) == 1
 
     drive_both(handle, compute, scenario)
 
