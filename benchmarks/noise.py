@@ -19,7 +19,7 @@ from tensafe_api import accounting
 
 SETTINGS = (
     # sampling rate, steps, δ, ε
-    (0.064, 40, "2.5e-5", 8.0),  # the quickstart
+    (0.08, 32, "2.5e-5", 8.0),  # the quickstart
     (512 / 6920, 81, "1e-5", 8.0),  # six epochs of SST-2
     (512 / 6920, 81, "1e-5", 3.0),
     (512 / 6920, 81, "1e-5", 1.0),
