@@ -70,6 +70,10 @@ CERTIFICATE: Final = (
     "has, the job continues without further action. After a change of the chart's value jobs.tls.issuerRef, suspend "
     "the job, and set spec.suspend to false when it is Suspended."
 )
+GRACE_PERIOD: Final = (
+    "Shorten it: kubectl delete pod POD -n NAMESPACE --grace-period=1, with the pod in the message and the job's "
+    "namespace. The job then continues without further action."
+)
 SLOW_STEP: Final = (
     "While an attempt runs, read in the logs of its workers (kubectl tensafe logs) what they wait for. If the model, "
     "the data or a step takes longer, an administrator raises the chart's value stallSeconds."
@@ -95,6 +99,7 @@ OWN_FIXES: Final = (
     IMAGE_KEPT,
     CERT_MANAGER,
     CERTIFICATE,
+    GRACE_PERIOD,
     SLOW_STEP,
     LOST_AGAIN,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tensafe_api import fixes
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.timestamps import format_time, parse_time
 from tensafe_operator import names
@@ -33,12 +34,12 @@ class Predecessors:
     Attributes:
         alive: whether the next attempt has to wait.
         wakes: when a pod that is being deleted stops blocking at the latest, in seconds since the epoch.
-        kept: what is wrong with a pod that blocks and that is not deleted in time; empty if there is none.
+        kept: a pod that blocks and that is not deleted in time, or None.
     """
 
     alive: bool
     wakes: tuple[float, ...] = ()
-    kept: str = ""
+    kept: Blocker | None = None
 
 
 def find_predecessors(observed: Observed, number: int, now: float) -> Predecessors:
@@ -47,7 +48,7 @@ def find_predecessors(observed: Observed, number: int, now: float) -> Predecesso
     """
     if any(not is_terminal(each) for each in observed.ray_jobs):
         return Predecessors(alive=True)
-    wakes, alive, kept = [], False, ""
+    wakes, alive, kept = [], False, None
     for pod in observed.pods:
         attempt = names.attempt_of(pod)
         deletion = parse_time(pod["metadata"].get("deletionTimestamp"))
@@ -60,13 +61,17 @@ def find_predecessors(observed: Observed, number: int, now: float) -> Predecesso
     return Predecessors(alive, tuple(wakes), kept)
 
 
-def _why_kept(name: str, deletion: float | None, now: float) -> str:
-    """Return why a pod is not deleted in time; empty where it is. A user may delete it with a grace period of years."""
+def _why_kept(name: str, deletion: float | None, now: float) -> Blocker | None:
+    """Return why a pod is not deleted in time, or None where it is. A user may delete it with a grace period of years,
+    and only a shorter one replaces it.
+    """
+    late = f"{DELETED_SECONDS} s after the end of its attempt"
     if deletion is None:
-        return f"pod {name} is not being deleted"
+        return Blocker(Reason.PODS_LEFT, f"pod {name} is not being deleted {late}")
     if deletion > now + LONGEST_GRACE_SECONDS:
-        return f"pod {name} has a grace period until {format_time(deletion)}"
-    return ""
+        text = f"pod {name} has a grace period until {format_time(deletion)} {late}"
+        return Blocker(Reason.PODS_LEFT, text, fixes.GRACE_PERIOD)
+    return None
 
 
 def waiting_state(draft: Draft, predecessors: Predecessors) -> JobState:
@@ -80,7 +85,6 @@ def waiting_state(draft: Draft, predecessors: Predecessors) -> JobState:
         ended = (parse_time(attempt.end_time) or 0.0 for attempt in draft.status.attempts)
         end = max(ended, default=0.0) + DELETED_SECONDS
         if draft.now >= end:
-            text = f"{predecessors.kept} {DELETED_SECONDS} s after the end of its attempt"
-            return blocked_state(Blocker(Reason.PODS_LEFT, text), Phase.STARTING)
+            return blocked_state(predecessors.kept, Phase.STARTING)
         draft.wake_at(end)
     return JobState(Phase.STARTING, Reason.RETRYING, message)
