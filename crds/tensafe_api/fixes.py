@@ -61,6 +61,10 @@ IMAGE_KEPT: Final = (
     "which it is pulled; the job then continues without further action. Or suspend the job, set cluster.image to "
     "another tag or digest, with its cluster.rayVersion, and set spec.suspend to false."
 )
+IMAGE_NOT_LOADED: Final = (
+    "Load the image on the node; the job then continues without further action. Or suspend the job, set "
+    "cluster.imagePullPolicy, or that of its profile, to IfNotPresent, and set spec.suspend to false."
+)
 CERT_MANAGER: Final = (
     "Install cert-manager, which has this kind, or set the chart's value jobs.tls.mode to PerAttempt; the job then "
     "continues without further action."
@@ -97,6 +101,7 @@ OWN_FIXES: Final = (
     GATES,
     IMAGE_OF_CHART,
     IMAGE_KEPT,
+    IMAGE_NOT_LOADED,
     CERT_MANAGER,
     CERTIFICATE,
     GRACE_PERIOD,

@@ -26,11 +26,13 @@ from tensafe_operator.plan.parsing import has_condition, pod_condition
 
 POLL_SECONDS = 10.0
 """Polling interval for changes that no watch event reports."""
+_NEVER_PULLED = "ErrImageNeverPull"
+"""The node does not have the image, and `imagePullPolicy: Never` forbids to pull it."""
 _IMAGE_PULL_REASONS = (
     "ErrImagePull",
     "ImagePullBackOff",
     "InvalidImageName",
-    "ErrImageNeverPull",
+    _NEVER_PULLED,
     "RegistryUnavailable",
 )
 _CONFIG_ERROR = "CreateContainerConfigError"
@@ -180,7 +182,8 @@ def _fix_of_image(observed: Observed) -> str:
 def _fix_of_cause(observed: Observed, blocker: Blocker) -> str:
     """Return what a user can do where the fix of the reason does not help. Empty for other causes."""
     if blocker.reason is Reason.IMAGE_PULL_FAILED:
-        return _fix_of_image(observed)
+        never = blocker.message.endswith(f": {_NEVER_PULLED}")
+        return fixes.IMAGE_NOT_LOADED if never else _fix_of_image(observed)
     if blocker.reason is Reason.SECRET_MISSING:
         return _fix_of_own_object(observed, blocker.message)
     if blocker.reason is Reason.FORBIDDEN and _ACCOUNT_MISSING.search(blocker.message):

@@ -74,6 +74,19 @@ def test_job_that_has_trained_nothing_gets_the_image_that_an_administrator_has_c
 
 
 @pytest.mark.parametrize("own", ["registry.example/own:1", None])
+def test_job_whose_image_is_never_pulled_says_to_load_it(own: str | None) -> None:
+    image = {"image": own, "rayVersion": "2.60.0"} if own else {}
+    cluster, operator = started_job(spec__cluster={"workers": 2, "imagePullPolicy": "Never", **image})
+    cluster.start_pods()
+    waiting = {"name": "head", "image": own or "trainer:1", "state": {"waiting": {"reason": "ErrImageNeverPull"}}}
+    cluster.pods["claims-triage-a1-head"]["status"] = {"phase": "Pending", "containerStatuses": [waiting]}
+    operator.settle()
+    assert condition(cluster, "Stalled")["message"] == (
+        f"pod claims-triage-a1-head: {own or 'trainer:1'}: ErrImageNeverPull: {fixes.IMAGE_NOT_LOADED}"
+    )
+
+
+@pytest.mark.parametrize("own", ["registry.example/own:1", None])
 def test_job_whose_image_is_gone_says_that_it_needs_another_one(own: str | None) -> None:
     """A registry deletes the digest of a tag that was pushed again. The image with this tag is another one."""
     image = {"image": own, "rayVersion": "2.60.0"} if own else {}
