@@ -100,8 +100,8 @@ def _state(seen: Seen, now: float) -> Diagnosis:
     if reason is None:
         return Diagnosis(word, message, "This plugin does not know the reason: its version is older than the operator.")
     if phase == Phase.SUSPENDED:
-        name = job["metadata"]["name"]
-        return Diagnosis(word, message or reason.sentence, f"{reason.fix} `kubectl tensafe resume {name}` does this.")
+        resume = f"kubectl tensafe resume {job['metadata']['name']} -n {job['metadata']['namespace']}"
+        return Diagnosis(word, message or reason.sentence, f"{reason.fix} `{resume}` does this.")
     # The message of a blocked job ends with the fix, which is shown by itself.
     detail, fix = split_fix(message, reason.fix)
     what = detail if reason.sentence in detail else f"{reason.sentence} {detail}".rstrip()

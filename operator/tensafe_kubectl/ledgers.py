@@ -27,7 +27,7 @@ def find_ledger(api: Api, name: str) -> tuple[Object, Object | None]:
     if ledger is None:
         raise CommandError(
             f"the job {name} has no ledger: the operator has created none yet, or it was deleted; `kubectl tensafe "
-            f"explain {name}` says more"
+            f"explain {name} -n {api.namespace}` says more"
         )
     return ledger, job
 

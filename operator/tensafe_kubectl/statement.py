@@ -71,9 +71,10 @@ def _statement(arguments: argparse.Namespace) -> int:
     figures = figures_of(ledger)
     final = figures.final
     if final is None:
+        of_job = f"{arguments.name} -n {api.namespace}"
         raise CommandError(
             f"{arguments.name} has no final adapter yet, so there is no statement of it: `kubectl tensafe status "
-            f"{arguments.name}` shows how far it is, and `kubectl tensafe ledger {arguments.name}` what it has spent"
+            f"{of_job}` shows how far it is, and `kubectl tensafe ledger {of_job}` what it has spent"
         )
     if arguments.read:
         return _print_whole(final, job, arguments.output)

@@ -130,7 +130,7 @@ def test_job_that_no_operator_has_seen_is_an_error_only_after_some_time() -> Non
 
 def test_suspended_job_is_resumed_by_a_command() -> None:
     found = diagnose(Seen(job_with(status_of(Phase.SUSPENDED, Reason.SUSPENDED))), NOW)
-    assert found.fix == "Set spec.suspend to false to continue. `kubectl tensafe resume triage` does this."
+    assert found.fix == "Set spec.suspend to false to continue. `kubectl tensafe resume triage -n clinic` does this."
 
 
 def test_unknown_reason_keeps_the_operators_message() -> None:

@@ -130,6 +130,7 @@ def test_job_without_a_final_adapter_has_no_statement(team: Team, plugin: Plugin
     charged_job(team)
     refused = plugin("statement", NAME)
     assert refused.code == 1 and "has no final adapter yet" in refused.err
+    assert all(f"`kubectl tensafe {verb} {NAME} -n {team.namespace}`" in refused.err for verb in ("status", "ledger"))
 
 
 def test_stored_statement_is_read_and_checked_against_the_ledger(team: Team, plugin: Plugin, tmp_path: Path) -> None:
