@@ -133,7 +133,8 @@ class Reason(StrEnum):
     START_DEADLINE_EXCEEDED = (
         "StartDeadlineExceeded",
         "The pods of an attempt did not start within startDeadlineSeconds.",
-        "Fix the problem in the message. Then create a new job, with a higher startDeadlineSeconds or without one.",
+        "Fix the problem in the message, if it has one, and create a new job, with a higher startDeadlineSeconds or "
+        "without one.",
     )
     INVALID_MANIFEST = (
         "InvalidManifest",

@@ -107,6 +107,7 @@ def test_new_job_of_the_same_name_does_not_show_the_ledger_of_the_old_one(team: 
     team.create_job(status=status_of(Phase.STARTING, Reason.STARTING, ledger_name=name))
     shown = plugin("ledger", NAME)
     assert shown.code == 1 and "has no ledger" in shown.err
+    assert f"`kubectl tensafe explain {NAME} -n {team.namespace}`" in shown.err
 
 
 def test_ledger_that_no_worker_has_acquired_has_spent_nothing(team: Team, plugin: Plugin) -> None:

@@ -25,7 +25,7 @@ from tensafe_operator.plan.blockers import POLL_SECONDS, are_workers_blocked, is
 from tensafe_operator.plan.cleanup import delete_job, delete_job_key, delete_old_ray_jobs, delete_rights
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.crashes import is_crashing, unless_crashing
-from tensafe_operator.plan.deadline import check_deadline, check_start_deadline
+from tensafe_operator.plan.deadline import check_deadline, check_start_deadline, with_waiting_pod
 from tensafe_operator.plan.deletion import end_training, is_being_deleted
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.ignored import unless_ignored
@@ -218,6 +218,7 @@ def _assess(
         check_start_deadline(ray_job, spec.start_deadline_seconds, draft.now, ready=are_all_ready(draft.observed)),
     )
     if exceeded := next((each.exceeded for each in deadlines if each.exceeded is not None), None):
-        return attempts.with_last_report(exceeded, draft.status)
+        reported = attempts.with_last_report(exceeded, draft.status)
+        return reported if reported != exceeded else with_waiting_pod(exceeded, draft.observed)
     draft.wake_at(*(time for time in (*(each.at for each in deadlines), assessment.wake) if time is not None))
     return assessment

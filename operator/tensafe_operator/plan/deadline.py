@@ -9,13 +9,18 @@ any time, so the operator counts.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.status import Attempt
 from tensafe_api.timestamps import parse_time
 from tensafe_operator.plan.attempts import Assessment, AttemptState, active_seconds, is_queued
-from tensafe_operator.plan.observed import Object
+from tensafe_operator.plan.observed import Object, Observed
+from tensafe_operator.plan.outdated import pods_of_open_attempt
+from tensafe_operator.plan.parsing import has_condition, has_ended
+
+_IN_CREATION = ("ContainerCreating", "PodInitializing")
+"""What a kubelet reports while it pulls an image, and before the init containers have ended."""
 
 
 @dataclass(frozen=True)
@@ -59,3 +64,25 @@ def check_start_deadline(ray_job: Object, limit: int | None, now: float, *, read
         return Deadline(at=started + limit)
     message = f"the pods did not start within {limit} s"
     return Deadline(exceeded=Assessment(AttemptState.FAILED, Reason.START_DEADLINE_EXCEEDED, message))
+
+
+def with_waiting_pod(exceeded: Assessment, observed: Observed) -> Assessment:
+    """Return the assessment of an attempt that did not start in time, with the name of a pod that is not ready. The
+    status reports nothing while a large image is pulled.
+    """
+    pods = [pod for pod in pods_of_open_attempt(observed) if not _is_over(pod) and not has_condition(pod, "Ready")]
+    if exceeded.reason is not Reason.START_DEADLINE_EXCEEDED or not pods:
+        return exceeded
+    created = [pod for pod in pods if _is_being_created(pod)]
+    name = (created or pods)[0]["metadata"]["name"]
+    state = "was being created" if created else "was not ready"
+    return replace(exceeded, message=f"{exceeded.message}; when the deadline passed, pod {name} {state}")
+
+
+def _is_over(pod: Object) -> bool:
+    return bool(pod["metadata"].get("deletionTimestamp")) or has_ended(pod)
+
+
+def _is_being_created(pod: Object) -> bool:
+    containers = (pod.get("status") or {}).get("containerStatuses") or ()
+    return any(((each.get("state") or {}).get("waiting") or {}).get("reason") in _IN_CREATION for each in containers)

@@ -113,6 +113,36 @@ def test_job_that_does_not_start_in_time_names_what_it_waited_for() -> None:
     assert cluster.ray_jobs == {}
 
 
+_PULLING = {"waiting": {"reason": "ContainerCreating"}}
+_WAITED = "; when the deadline passed, pod claims-triage-a1-worker was"
+
+
+@pytest.mark.parametrize(
+    ("status", "waited_for"),
+    [
+        ({"phase": "Pending", "containerStatuses": [{"state": _PULLING}]}, f"{_WAITED} being created"),
+        ({"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}, f"{_WAITED} not ready"),
+        (None, ""),
+    ],
+    ids=["image-is-pulled", "not-ready", "no-pod"],
+)
+def test_job_that_does_not_start_in_time_names_a_pod_without_a_known_problem(
+    status: dict[str, Any] | None, waited_for: str
+) -> None:
+    """Pulling a large image is no problem that the operator reports, and may take longer than the deadline."""
+    cluster, operator = job_without_a_node()
+    if status is None:
+        del cluster.pods["claims-triage-a1-worker"]
+    else:
+        cluster.pods["claims-triage-a1-worker"]["status"] = status
+    operator.settle()
+    cluster.now += 300
+    operator.settle()
+    failed = condition(cluster, "Failed")
+    assert failed["reason"] == "StartDeadlineExceeded"
+    assert cluster.status["attempts"][0]["message"] == f"the pods did not start within 300 s{waited_for}"
+
+
 def test_job_whose_pods_run_in_time_does_not_fail_because_kuberay_has_not_seen_it() -> None:
     """KubeRay's operator is restarted or has much to do. Nothing can undo the end of a job."""
     cluster, operator = job_without_a_node(spec__cluster__workers=1)
