@@ -129,6 +129,13 @@ def test_earlier_steps_of_a_stranger_take_little_memory() -> None:
     assert peak < 100e6
 
 
+def test_pld_is_too_large_for_many_wide_kinds_of_steps_and_not_for_a_few() -> None:
+    many = [PrivacyEvent.model_validate(each) for each in MANY]
+    assert accounting.is_pld_too_large(many)
+    assert not accounting.is_pld_too_large(many[:2])
+    assert not accounting.is_pld_too_large([EVENT, EVENT])
+
+
 def test_many_different_earlier_steps_are_accounted_by_rdp() -> None:
     plan, _ = plan_of({"targetEpsilon": "20"}, earlier=MANY)
     assert plan.accountant == "RDP"

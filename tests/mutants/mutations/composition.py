@@ -11,7 +11,12 @@ COMPOSITION: tuple[Mutation, ...] = (
     Mutation(
         "earlier steps of a stranger may take any memory",
         (Edit(API + "accounting.py", "> PLD_POINTS_LIMIT * ", "> math.inf * "),),
-        (_EARLIER + "::test_earlier_steps_of_a_stranger_take_little_memory",),
+        (_EARLIER + "::test_pld_is_too_large_for_many_wide_kinds_of_steps_and_not_for_a_few",),
+    ),
+    Mutation(
+        "earlier steps of a stranger with almost no loss decide the interval of all others",
+        (Edit(API + "loss_intervals.py", "limited(max(spreads)) / 4", "0"),),
+        (_EARLIER + "::test_step_with_almost_no_loss_adds_almost_nothing_and_never_less_than_nothing",),
     ),
     Mutation(
         "epsilon does not count the steps of the adapter that a job starts from",
