@@ -14,8 +14,8 @@ MAX_PLD_STEPS, MIN_PLD_SIGMA, MAX_PLD_EPSILON = 20_000, 0.3, 20
 """A ledger may be charged ten times its steps, which is still within `accounting.PLD_STEPS_LIMIT`. The smaller σ is,
 the more time and memory the distribution of a step takes."""
 
-_REPETITIONS = 10
-"""`resolve.MAX_REPETITIONS`: a ledger may be charged so many times its steps."""
+MAX_REPETITIONS = 10
+"""A ledger may be charged so many times the steps of its plan."""
 
 
 class PLDLimitError(ValueError):
@@ -82,7 +82,7 @@ def limit_of_pld(
         return f"PLD needs a delta of at least {accounting.MIN_PLD_DELTA:g}, since its rounding errors matter below"
     if steps > MAX_PLD_STEPS:
         return f"PLD is for up to {MAX_PLD_STEPS:,} steps, and this job may be charged {steps:,}"
-    if steps_before + _REPETITIONS * steps > accounting.PLD_STEPS_LIMIT:
+    if steps_before + MAX_REPETITIONS * steps > accounting.PLD_STEPS_LIMIT:
         return (
             f"PLD is for up to {accounting.PLD_STEPS_LIMIT:,} steps together, and beside those that this job may be "
             f"charged, spec.lora.initFrom has {steps_before:,}"

@@ -17,6 +17,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 from tensafe_api import accountant_choice, accounting
+from tensafe_api.accountant_choice import MAX_REPETITIONS
 from tensafe_api.manifest import ManifestError, Problem
 from tensafe_api.privacy_events import EarlierSteps, Mechanism, earlier_events, round_up
 from tensafe_api.resources.job import Spec, TenSafeTrainingJob
@@ -31,7 +32,6 @@ MAX_GRID_BITS = 22
 
 DEFAULT_EXAMPLES_PER_UNIT = 8
 DEFAULT_EPOCHS = "3"
-MAX_REPETITIONS = 10
 CARRIER_MAX = 2**31 - 1
 MAX_STEPS = 2**31 - 1
 """The maximum of `spec.training.steps`."""
