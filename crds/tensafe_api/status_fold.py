@@ -131,11 +131,9 @@ def fold_records(before: Status, claim: Claim, records: JobRecords | None) -> St
     if records is not None and records.steps_charged is None:
         privacy = privacy_without_charges(claim)
     else:
-        known = before.privacy.steps_charged or 0
-        charged = max(known, (records.steps_charged or 0) if records is not None else 0)
-        recharged = max(before.privacy.steps_recharged or 0, records.steps_recharged if records is not None else 0)
-        privacy = privacy_status(claim, charged=charged, recharged=recharged)
-        if records is None or (records.steps_charged or 0) < known:
+        charged, recharged = (records.steps_charged or 0, records.steps_recharged) if records is not None else (0, 0)
+        privacy = privacy_after(before.privacy, claim, charged=charged, recharged=recharged)
+        if records is None or charged < (before.privacy.steps_charged or 0):
             progress = before.progress if before.progress.total_steps else Progress(step=0, total_steps=claim.steps)
             return before.model_copy(update={"privacy": privacy, "progress": progress})
     return before.model_copy(
@@ -148,6 +146,12 @@ def fold_records(before: Status, claim: Claim, records: JobRecords | None) -> St
             "final_model": _final_model(records.published) or before.final_model,
         }
     )
+
+
+def privacy_after(before: PrivacyStatus, claim: Claim, *, charged: int, recharged: int) -> PrivacyStatus:
+    """`privacy_status` of the larger numbers of steps, these or those in `before`, so that ε never falls."""
+    charged, recharged = max(before.steps_charged or 0, charged), max(before.steps_recharged or 0, recharged)
+    return privacy_status(claim, charged=charged, recharged=recharged)
 
 
 def privacy_status(claim: Claim, *, charged: int, recharged: int) -> PrivacyStatus:

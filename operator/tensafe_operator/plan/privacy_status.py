@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from tensafe_api.resolve import Claim
 from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_api.resources.status import Status
-from tensafe_api.status_fold import JobRecords, KeptCheckpoint, fold_records, privacy_status
+from tensafe_api.status_fold import JobRecords, KeptCheckpoint, fold_records, privacy_after
 from tensafe_api.timestamps import parse_time
 from tensafe_operator.plan.parsing import is_partial
 
@@ -32,10 +32,9 @@ def fold_ledger(status: Status, claim: Claim, ledger: LedgerStatus | None) -> St
 
 def with_charges(status: Status, claim: Claim, ledger: LedgerStatus) -> Status:
     """A copy of `status` with the privacy figures of `ledger`, which need its numbers of steps alone."""
-    known = status.privacy
-    charged = max(known.steps_charged or 0, _charged(ledger))
-    recharged = max(known.steps_recharged or 0, ledger.steps_recharged)
-    return status.model_copy(update={"privacy": privacy_status(claim, charged=charged, recharged=recharged)})
+    charged, recharged = _charged(ledger), ledger.steps_recharged
+    privacy = privacy_after(status.privacy, claim, charged=charged, recharged=recharged)
+    return status.model_copy(update={"privacy": privacy})
 
 
 def _charged(ledger: LedgerStatus) -> int:
