@@ -64,6 +64,22 @@ JOBS = (
         (_TESTS + "plan/test_privacy_status.py::test_charges_count_whatever_the_time_of_the_last_step_is",),
     ),
     Mutation(
+        "an operator that fails on the rest of a ledger does not count its charges",
+        (
+            Edit(
+                _OPERATOR + "plan/ledger.py",
+                "return status if record is None else with_charges(status, *record)",
+                "return status",
+            ),
+        ),
+        (_TESTS + "plan/test_privacy_status.py::test_charges_count_where_the_rest_of_the_ledger_cannot_be_shown",),
+    ),
+    Mutation(
+        "epsilon falls when an older ledger is read",
+        (Edit("crds/tensafe_api/status_fold.py", "max(before.steps_charged or 0, charged)", "charged"),),
+        (_TESTS + "plan/test_privacy_status.py::test_epsilon_does_not_fall_when_an_older_ledger_is_observed",),
+    ),
+    Mutation(
         "a deleted job that a finalizer keeps trains, and its status shows too few charges",
         (
             Edit(
