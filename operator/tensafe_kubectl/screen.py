@@ -193,7 +193,8 @@ def _facts(job: Object, now: float) -> Iterator[tuple[str, str, str]]:
         others = f", and {len(checkpoints) - 1} earlier" if len(checkpoints) > 1 else ""
         yield "checkpoint", newest["uri"], f"step {newest['step']:,}, ε {newest['epsilon']}{others}"
     if final := status.get("finalModel"):
-        yield "final model", final["uri"], "`kubectl tensafe statement` shows its claim"
+        statement = f"kubectl tensafe statement {job['metadata']['name']} -n {job['metadata']['namespace']}"
+        yield "final model", final["uri"], f"`{statement}` shows its claim"
     yield "ledger", status.get("ledgerName") or "", ""
 
 

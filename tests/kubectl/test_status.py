@@ -84,6 +84,7 @@ def test_screen_shows_the_story_of_a_job(team: Team, plugin: Plugin) -> None:
     assert "DatasetUnreadable" in out and "1:05" in out and "70" in out
     assert "Stalled=True" in out and "SecretMissing" in out
     assert "s3://models/step-10" in out and "s3://models/final" in out
+    assert f"`kubectl tensafe statement {NAME} -n {team.namespace}` shows its claim" in " ".join(out.split())
     assert "back-off restarting" in out and "of another job" not in out
     assert "of an earlier namesake" not in out
     assert "\x1b" not in out, "no colours in a pipe"
