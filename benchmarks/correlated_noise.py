@@ -32,7 +32,7 @@ from benchmarks import corpora, minilm
 from benchmarks.classification import SST2, TARGET_EPSILON
 from benchmarks.frozen_layers import frozen_outputs, numbered, use_cached_outputs
 from benchmarks.peers.opacus_trainer import Settings, make_private, take_steps
-from tensafe_api import accounting
+from tensafe_api.calibration import calibrate
 
 Goal = Literal["last", "mean", "momentum"]
 MOMENTUM = 0.9
@@ -83,7 +83,7 @@ def sigma(epsilon: float, bands: int, steps: int) -> float:
     """The noise multiplier of ⌈steps/bands⌉ Poisson-sampled steps at `bands` times the rate."""
     rate = bands * SST2.sample_rate
     return float(
-        accounting.calibrate(
+        calibrate(
             target_epsilon=epsilon,
             sample_rate=rate,
             steps=math.ceil(steps / bands),

@@ -16,6 +16,7 @@ import warnings
 from opacus.accountants.utils import get_noise_multiplier
 
 from tensafe_api import accounting
+from tensafe_api.calibration import calibrate
 
 SETTINGS = (
     # sampling rate, steps, δ, ε
@@ -42,7 +43,7 @@ def main() -> int:
     for rate, steps, delta, epsilon in settings:
         by_rdp, by_pld = (
             float(
-                accounting.calibrate(
+                calibrate(
                     target_epsilon=epsilon,
                     sample_rate=rate,
                     steps=steps,

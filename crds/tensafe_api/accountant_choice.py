@@ -6,7 +6,7 @@ it gets RDP. The choice depends on public figures only. A ledger keeps the accou
 
 from __future__ import annotations
 
-from tensafe_api import accounting
+from tensafe_api import accounting, calibration
 from tensafe_api.accounting import AccountantName
 from tensafe_api.privacy_events import PrivacyEvent
 
@@ -45,11 +45,11 @@ def choose(
 
     Raises:
         PLDLimitError: PLD was asked for, and these figures are outside its limits.
-        accounting.CalibrationError: no σ keeps the target.
+        calibration.CalibrationError: no σ keeps the target.
     """
 
     def sigma_by(accountant: AccountantName) -> str:
-        return noise_multiplier or accounting.calibrate(
+        return noise_multiplier or calibration.calibrate(
             target_epsilon=target_epsilon,
             sample_rate=sample_rate,
             steps=steps,

@@ -1,10 +1,12 @@
-"""Computes ε from privacy events, and σ from ε. All privacy figures come from here; dp-accounting computes them.
+"""Computes ε from privacy events. All privacy figures come from here; dp-accounting computes them.
 
 PLD is the accountant of a job within limits, and RDP, which is looser, outside (`accountant_choice`). The RDP curves of
 steps add up, so the curve of one step is cached for each (q, σ) and scaled: an ε takes a tenth of a millisecond. For
 PLD the distribution of one step is cached: an ε takes a tenth of a second, and the first one of a (q, σ) up to half a
-second. The memory of PLD grows with the privacy loss, and the number of steps comes from the pod that writes charges.
-Beyond bounds that no sensible job reaches, RDP replaces PLD; it is valid as well, and rarely below PLD.
+second. So each mechanism keeps its last figures (`_epsilons`): a status has one ε for each checkpoint, and the operator
+folds the ledgers of all jobs every few minutes. The memory of PLD grows with the privacy loss, and the number of steps
+comes from the pod that writes charges. Beyond bounds that no sensible job reaches, RDP replaces PLD; it is valid as
+well, and rarely below PLD.
 
 `dp_library`, which imports dp-accounting and SciPy, is imported with the first figure that is computed.
 
@@ -16,17 +18,14 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections import Counter
-from collections.abc import Sequence
-from decimal import Decimal
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tensafe_api.long_computations import long_computation
 from tensafe_api.loss_intervals import largest_loss, loss_interval
 from tensafe_api.privacy_events import Mechanism, PrivacyEvent, round_up
-from tensafe_api.root_search import first_at_most_zero
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,13 +37,6 @@ SAMPLER_SHARE_OF_DELTA = 1e-6
 """The share of a job's δ that pays for the computed distance of the noise samplers from the discrete Gaussian. The
 trainer refuses to run if dimension × steps × workers × distance × (1 + e^ε) is above this share. A job's ε is computed
 at δ minus this share."""
-
-MIN_CALIBRATED_SIGMA = 0.05
-"""The smallest σ that calibration returns. A target so loose that less noise would suffice gets this σ."""
-
-MAX_CALIBRATED_SIGMA = 2.0**14
-"""The largest σ that calibration returns. Eight standard deviations of a larger σ would exceed the coarsest integer
-grid (`resolve`)."""
 
 MIN_PLD_DELTA = 1e-8
 """The smallest δ for PLD. dp-accounting composes by FFT and does not add its rounding to δ."""
@@ -69,16 +61,13 @@ PLD_POINTS_LIMIT = 1_000_000
 """Above this number of intervals, PLD is not used for several kinds of steps together. Authors of jobs write earlier
 ones. Of 350 random manifests, σ took at most 10 seconds, and 290 MB with what the caches keep."""
 
+MECHANISMS_KEPT, _STEPS_KEPT = 4096, 256
+"""How many mechanisms keep figures, and for how many numbers of steps each; a status lists at most 128 checkpoints."""
+
 _TAIL = 1e-15
 """The probability of the losses that dp-accounting cuts off when it composes steps."""
 
-SIGMA_DIGITS = 6
-_SIGMA_PLACES = 10**SIGMA_DIGITS
 EPSILON_DIGITS = 3
-
-
-class CalibrationError(ValueError):
-    """No noise multiplier that fits the integer grid reaches the target."""
 
 
 @functools.cache
@@ -112,12 +101,31 @@ def epsilon(
     Returns:
         An upper bound of ε; infinity if the accountant has no finite one.
     """
+    return _epsilons(sample_rate, noise_multiplier, delta, accountant, earlier)(steps)
+
+
+@functools.lru_cache(maxsize=MECHANISMS_KEPT)
+def _epsilons(*mechanism: Any) -> Callable[[int], float]:
+    """ε of a number of steps, by `epsilon_once`. The figures of one mechanism do not displace those of another."""
+    return functools.lru_cache(maxsize=_STEPS_KEPT)(functools.partial(epsilon_once, *mechanism))
+
+
+def epsilon_once(
+    sample_rate: float,
+    noise_multiplier: float,
+    delta: float,
+    accountant: AccountantName,
+    earlier: tuple[PrivacyEvent, ...],
+    steps: int,
+) -> float:
+    """`epsilon` of figures that are asked for once, such as those of a search. It is not kept."""
     if earlier:
         own = PrivacyEvent(sample_rate=repr(sample_rate), noise_multiplier=repr(noise_multiplier), steps=steps)
         return _composed_epsilon((*earlier, own), delta, accountant)
     if steps == 0:
         return 0.0
-    by_rdp = _rdp_epsilon_of_steps(sample_rate, noise_multiplier, steps, delta)
+    orders, curve = _one_step_curve(sample_rate, noise_multiplier)
+    by_rdp = _rdp_epsilon(orders, curve * steps, delta)
     if accountant == "RDP" or _exceeds_pld_limits(steps, by_rdp):
         return by_rdp
     return _pld_epsilon(sample_rate, noise_multiplier, steps, delta)
@@ -125,10 +133,9 @@ def epsilon(
 
 def epsilon_of_events(events: Sequence[PrivacyEvent], delta: float, accountant: AccountantName = "RDP") -> float:
     """ε at `delta` of all `events`, composed in one accountant. `tensafe` claims it, and a verifier recomputes it."""
-    return _composed_epsilon(tuple(events), delta, accountant)
+    return _kept_composed_epsilon(tuple(events), delta, accountant)
 
 
-@functools.lru_cache(maxsize=1024)
 @long_computation
 def _composed_epsilon(events: tuple[PrivacyEvent, ...], delta: float, accountant: AccountantName) -> float:
     charged = [event for event in events if event.steps]
@@ -148,28 +155,12 @@ def _composed_epsilon(events: tuple[PrivacyEvent, ...], delta: float, accountant
     return _pld_at(load().compose([own, *earlier]), steps, delta)
 
 
+_kept_composed_epsilon = functools.lru_cache(maxsize=MECHANISMS_KEPT)(_composed_epsilon)
+
+
 def pld_interval(events: Sequence[PrivacyEvent]) -> float:
     """The `value_discretization_interval` of dp-accounting with which PLD computes the ε of `events`."""
     return loss_interval(_kinds([event for event in events if event.steps]))
-
-
-def calibrate(
-    *,
-    target_epsilon: float,
-    sample_rate: float,
-    steps: int,
-    delta: float,
-    accountant: AccountantName = "RDP",
-    earlier: tuple[PrivacyEvent, ...] = (),
-) -> str:
-    """The smallest σ with six decimals whose ε over `steps` steps, after `earlier`, is at most `target_epsilon`.
-
-    ε is computed from the returned string, so the claim holds for exactly the figure that is stored and used.
-
-    Raises:
-        CalibrationError: not even σ = 2^14 reaches the target.
-    """
-    return _calibrate(target_epsilon, sample_rate, steps, delta, accountant, earlier)
 
 
 def steps_within(
@@ -308,13 +299,6 @@ def _one_step_curve(sample_rate: float, noise_multiplier: float) -> tuple[np.nda
     return orders, curve
 
 
-@functools.lru_cache(maxsize=8192)
-def _rdp_epsilon_of_steps(sample_rate: float, noise_multiplier: float, steps: int, delta: float) -> float:
-    orders, curve = _one_step_curve(sample_rate, noise_multiplier)
-    return _rdp_epsilon(orders, curve * steps, delta)
-
-
-@functools.lru_cache(maxsize=8192)
 @long_computation
 def _pld_epsilon(sample_rate: float, noise_multiplier: float, steps: int, delta: float) -> float:
     interval = loss_interval([(sample_rate, noise_multiplier)])
@@ -344,57 +328,3 @@ def _pld_at(composed: PrivacyLossDistribution, steps: int, delta: float) -> floa
     if is_too_small_for_pld(delta):
         return math.inf
     return float(composed.get_epsilon_for_delta(delta - _PLD_ROUNDING - _PLD_ROUNDING_PER_STEP * steps))
-
-
-@functools.lru_cache(maxsize=256)
-@long_computation
-def _calibrate(
-    target_epsilon: float,
-    sample_rate: float,
-    steps: int,
-    delta: float,
-    accountant: AccountantName,
-    earlier: tuple[PrivacyEvent, ...],
-) -> str:
-    """The smallest six-decimal σ that meets the target."""
-    least, most = int(MIN_CALIBRATED_SIGMA * _SIGMA_PLACES), int(MAX_CALIBRATED_SIGMA * _SIGMA_PLACES)
-
-    def spent(places: int, by: AccountantName = accountant) -> float:
-        sigma = float(_sigma(places))
-        return epsilon(
-            sample_rate=sample_rate, noise_multiplier=sigma, steps=steps, delta=delta, accountant=by, earlier=earlier
-        )
-
-    def fits(places: int, by: AccountantName = accountant) -> bool:
-        return spent(places, by) <= target_epsilon
-
-    def excess(places: int) -> float:
-        """ln(ε / target), at most 0 where σ meets the target. It is close to a straight line, so few steps suffice."""
-        value = min(max(spent(places), math.ulp(0.0)), sys.float_info.max)  # has a finite logarithm
-        distance = math.log(value) - math.log(target_epsilon)
-        return min(distance, 0.0) if value <= target_epsilon else max(distance, math.ulp(1.0))
-
-    if fits(least, "RDP"):
-        return _sigma(least)
-    low, high = least, _SIGMA_PLACES
-    if accountant == "PLD":  # its search starts near its end, since PLD is slow with a small σ
-        try:
-            high = int(Decimal(_calibrate(target_epsilon, sample_rate, steps, delta, "RDP", earlier)) * _SIGMA_PLACES)
-        except CalibrationError:
-            if not earlier:
-                raise
-            high = _SIGMA_PLACES  # by RDP, the earlier events alone exceed the target
-        low = max(least, high * 7 // 8)
-        while fits(low):
-            if low == least:
-                return _sigma(least)
-            low, high = max(least, low * 7 // 8), low
-    while not fits(high):
-        if high == most:
-            raise CalibrationError(f"no noise multiplier reaches ε {target_epsilon:g} over {steps} steps")
-        low, high = high, min(most, 2 * high)
-    return _sigma(first_at_most_zero(excess, low, high))
-
-
-def _sigma(places: int) -> str:
-    return round_up(Decimal(places).scaleb(-SIGMA_DIGITS), SIGMA_DIGITS)

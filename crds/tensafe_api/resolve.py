@@ -18,6 +18,7 @@ from fractions import Fraction
 
 from tensafe_api import accountant_choice, accounting
 from tensafe_api.accountant_choice import MAX_REPETITIONS
+from tensafe_api.calibration import CalibrationError
 from tensafe_api.manifest import ManifestError, Problem
 from tensafe_api.privacy_events import EarlierSteps, Mechanism, earlier_events, round_up
 from tensafe_api.resources.job import Spec, TenSafeTrainingJob
@@ -262,7 +263,7 @@ def _accountant_and_sigma(
         )
     except accountant_choice.PLDLimitError as error:
         raise _problem("spec.privacy.accountant", f"{error}: remove it to use RDP") from error
-    except accounting.CalibrationError as error:
+    except CalibrationError as error:
         raise _problem(
             "spec.privacy.targetEpsilon",
             f"{error}: raise it, or lower spec.training.steps or spec.training.expectedBatchSize",

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 from tensafe_api.long_computations import LongComputationError, only_short_computations
+from tensafe_api.reasons import Phase
 from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.status import Status
 from tensafe_operator.apply import DeletionRefused, RetryLater, apply, write_status
@@ -145,7 +146,7 @@ class Reconciler:
             with only_short_computations():
                 return decide(observed, self._clock(), self._settings)
         except LongComputationError as error:
-            raise TakesLong(str(error)) from error
+            raise TakesLong(str(error), group=_group(observed.job)) from error
 
     async def _write_status(self, job: Object, status: Status) -> Manifest | None:
         stored = await write_status(self._api, job, status, self._clock())
@@ -195,6 +196,16 @@ class Reconciler:
             await self._write_status(job, status)
         except Exception as another:
             log.warning("the status cannot report this failure: %s", type(another).__name__, extra=job_fields(job))
+
+
+def _group(job: Object) -> str:
+    """The jobs that take turns where figures have to be computed: a new job needs a calibration, one that has begun an
+    ε, and after a restart of the operator each needs one for each checkpoint, also if it has ended.
+    """
+    status = job.get("status") or {}
+    if Phase(status.get("phase") or Phase.PENDING).final:
+        return "ended"
+    return "begun" if status.get("ledgerUID") else "new"
 
 
 def _has_open_attempt(status: Status) -> bool:

@@ -26,7 +26,7 @@ import dp_accounting
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from tensafe_api import accounting
+from tensafe_api import accounting, calibration
 from tensafe_api.privacy_events import PrivacyEvent
 
 RATES = (1.0, 0.4, 0.04, 1e-3, 1e-6)
@@ -71,7 +71,7 @@ def jobs() -> None:
         show(name, len(earlier), "earlier", steps, value=accounting.epsilon(**figures, earlier=earlier))
     for name, target, rate, earlier in chosen(("RDP", "PLD"), (0.7, 8.0), (1.0, 0.04), ((), EARLIER[0])):
         figures = {"target_epsilon": target, "sample_rate": rate, "steps": 400, "delta": 1e-5, "accountant": name}
-        show("σ", name, target, rate, len(earlier), value=accounting.calibrate(**figures, earlier=earlier))
+        show("σ", name, target, rate, len(earlier), value=calibration.calibrate(**figures, earlier=earlier))
 
 
 def library() -> None:

@@ -15,11 +15,8 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from tensafe_api.accounting import (
-    MIN_CALIBRATED_SIGMA,
     MIN_PLD_DELTA,
     AccountantName,
-    CalibrationError,
-    calibrate,
     epsilon,
     epsilon_of_events,
     format_epsilon,
@@ -28,6 +25,7 @@ from tensafe_api.accounting import (
     outsider_epsilon,
     steps_within,
 )
+from tensafe_api.calibration import MIN_CALIBRATED_SIGMA, CalibrationError, calibrate
 from tensafe_api.privacy_events import Mechanism, PrivacyEvent
 
 RDP_VALUES = [

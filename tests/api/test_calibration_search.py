@@ -8,16 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tensafe_api import accounting, dp_library
-from tensafe_api.accounting import (
-    MAX_CALIBRATED_SIGMA,
-    MIN_CALIBRATED_SIGMA,
-    SAMPLER_SHARE_OF_DELTA,
-    AccountantName,
-    calibrate,
-    job_delta,
-    steps_within,
-)
+from tensafe_api import accounting, calibration, dp_library
+from tensafe_api.accounting import SAMPLER_SHARE_OF_DELTA, AccountantName, job_delta, steps_within
+from tensafe_api.calibration import MAX_CALIBRATED_SIGMA, MIN_CALIBRATED_SIGMA, CalibrationError, calibrate
 from tensafe_api.privacy_events import Mechanism, PrivacyEvent
 from tensafe_api.resolve import Claim
 
@@ -59,10 +52,17 @@ class Formula:
 @pytest.fixture
 def formula(monkeypatch: pytest.MonkeyPatch) -> Iterator[Formula]:
     made = Formula(pld=9.5)
+
+    def once(
+        rate: float, sigma: float, delta: float, by: AccountantName, earlier: tuple[PrivacyEvent, ...], steps: int
+    ) -> float:
+        return made(sample_rate=rate, noise_multiplier=sigma, steps=steps, delta=delta, accountant=by, earlier=earlier)
+
     monkeypatch.setattr(accounting, "epsilon", made)
-    accounting._calibrate.cache_clear()
+    monkeypatch.setattr(accounting, "epsilon_once", once)
+    calibration._calibrate.cache_clear()
     yield made
-    accounting._calibrate.cache_clear()
+    calibration._calibrate.cache_clear()
 
 
 @pytest.mark.parametrize("target", [0.01, 0.7, 3.0, 8.0, 9.9, 10.0, 19.0, 150.0])
@@ -107,7 +107,7 @@ def test_pld_is_not_asked_where_rdp_meets_the_target_with_the_minimum(formula: F
 
 def test_largest_sigma_is_tried_before_an_error(formula: Formula) -> None:
     assert formula.sigma("RDP", 10.0 / MAX_CALIBRATED_SIGMA) == MAX_CALIBRATED_SIGMA
-    with pytest.raises(accounting.CalibrationError, match=r"no noise multiplier reaches ε 0\.0006 over 400 steps"):
+    with pytest.raises(CalibrationError, match=r"no noise multiplier reaches ε 0\.0006 over 400 steps"):
         formula.sigma("RDP", 0.0006)
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensafe_api import accounting
+from tensafe_api import accounting, calibration
 from tensafe_api.accounting import MIN_NOISE, epsilon, job_delta
 from tensafe_api.privacy_events import PrivacyEvent
 from tensafe_api.problems import ManifestError, parse_job
@@ -227,7 +227,7 @@ def test_noise_is_calibrated_for_all_steps_that_may_be_charged(
 ) -> None:
     """With the accountant that computes ε afterwards, at the δ without the share of the noise sampler."""
     asked: dict[str, Any] = {}
-    monkeypatch.setattr(accounting, "calibrate", lambda **figures: asked.update(figures) or "200")
+    monkeypatch.setattr(calibration, "calibrate", lambda **figures: asked.update(figures) or "200")
     changes = {"spec.training": {"steps": 100, "expectedBatchSize": 250}, "spec.privacy.reserveSteps": 7}
     plan = resolve_job(job({**changes, "spec.privacy.accountant": accountant}, calibrated=True))[1]
     assert plan.mechanism.noise_multiplier == "200"

@@ -36,6 +36,7 @@ PACKAGES = {"tensafe_api": ROOT / "crds" / "tensafe_api", "tensorguard": ROOT / 
 MUTATED = (
     "tensafe_api/accountant_choice.py",
     "tensafe_api/accounting.py",
+    "tensafe_api/calibration.py",
     "tensafe_api/dp_library.py",
     "tensafe_api/loss_intervals.py",
     "tensafe_api/privacy_events.py",

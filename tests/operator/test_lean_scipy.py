@@ -89,11 +89,11 @@ def test_operator_is_ready_before_it_imports_numpy() -> None:
 
 def test_figures_import_few_parts_of_scipy() -> None:
     code = """
-from tensafe_api import accounting
+from tensafe_api import accounting, calibration
 from tensafe_operator.lean_scipy import MODULES, _Replacement
 figures = {"sample_rate": 0.04, "noise_multiplier": 1.1, "steps": 100, "delta": 1e-5}
 accounting.epsilon(**figures, accountant="PLD")
-accounting.calibrate(target_epsilon=3, sample_rate=0.04, steps=100, delta=1e-5, accountant="PLD")
+calibration.calibrate(target_epsilon=3, sample_rate=0.04, steps=100, delta=1e-5, accountant="PLD")
 print(*(name for name in MODULES if not isinstance(sys.modules.get(name, _Replacement("")), _Replacement)))
 print(*sorted(name for name in sys.modules if name.startswith("scipy.") and name.count(".") == 1 and name[6] != "_"))
 """

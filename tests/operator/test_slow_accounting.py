@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster
 from tensafe_api import accounting
+from tensafe_api.calibration import calibrate
 from tensafe_api.long_computations import LongComputationError, only_short_computations
 from tensafe_operator import reconcile
 from tensafe_operator.plan import decide
@@ -75,7 +79,7 @@ def test_each_figure_that_takes_long_is_refused_where_only_short_ones_are_allowe
     rate = {"PLD": 0.0123, "RDP": 0.0124}[accountant]
     claim: dict[str, Any] = {"sample_rate": rate, "steps": 77, "delta": 1e-6, "accountant": accountant}
     calls = [
-        lambda: accounting.calibrate(target_epsilon=4.5, **claim),
+        lambda: calibrate(target_epsilon=4.5, **claim),
         lambda: str(accounting.epsilon(noise_multiplier=1.2345, **claim)),
     ]
     for call in calls:
@@ -84,6 +88,75 @@ def test_each_figure_that_takes_long_is_refused_where_only_short_ones_are_allowe
         computed = call()
         with only_short_computations():
             assert call() == computed, "it is cached"
+
+
+@pytest.mark.parametrize(
+    ("status", "group"),
+    [
+        (None, "new"),
+        ({"phase": "Pending"}, "new"),
+        ({"phase": "Pending", "ledgerUID": "u"}, "begun"),
+        ({"phase": "Running", "ledgerUID": "u"}, "begun"),
+        ({"phase": "Succeeded", "ledgerUID": "u"}, "ended"),
+        ({"phase": "Failed"}, "ended"),
+    ],
+)
+def test_new_jobs_and_those_that_have_begun_or_ended_take_turns(
+    status: dict[str, Any] | None, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> Decision:
+        raise LongComputationError("an ε")
+
+    monkeypatch.setattr(reconcile, "decide", refuse)
+    observed = FakeCluster.with_job().observe()
+    observed = replace(observed, job={**observed.job, "status": status} if status else observed.job)
+    reconciler: Any = reconcile.Reconciler(AcceptingApi(), SETTINGS, guarded=guarded)  # type: ignore[arg-type]
+    with pytest.raises(TakesLong) as refused:
+        asyncio.run(reconciler.reconcile("clinic", "claims-triage", observed, patient=False))
+    assert refused.value.group == group
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[tuple[float, int]]]:
+    """How often the ε of a mechanism and a number of steps was computed."""
+    count: Counter[tuple[float, int]] = Counter()
+
+    def epsilon(rate: float, sigma: float, delta: float, accountant: str, earlier: object, steps: int) -> float:
+        count[sigma, steps] += 1
+        return steps / sigma
+
+    monkeypatch.setattr(accounting, "epsilon_once", epsilon)
+    accounting._epsilons.cache_clear()
+    yield count
+    accounting._epsilons.cache_clear()
+
+
+def epsilon_of(sigma: float, steps: int) -> float:
+    return accounting.epsilon(sample_rate=0.01, noise_multiplier=sigma, steps=steps, delta=1e-5, accountant="PLD")
+
+
+def test_each_epsilon_of_many_jobs_with_all_checkpoints_is_computed_once(asked: Counter[tuple[float, int]]) -> None:
+    """The operator folds the ledgers of all jobs every few minutes, also of those that have ended."""
+    jobs, checkpoints = [1 + number / 1024 for number in range(2000)], range(1, 129)
+    for _ in range(2):
+        for sigma in jobs:
+            for steps in checkpoints:
+                assert epsilon_of(sigma, steps) == steps / sigma
+    assert set(asked.values()) == {1} and len(asked) == 2000 * 128
+
+
+def test_job_that_charges_many_steps_displaces_no_figure_of_another(asked: Counter[tuple[float, int]]) -> None:
+    epsilon_of(1.5, 10)
+    for steps in range(20_000):
+        epsilon_of(2.5, steps)
+    epsilon_of(1.5, 10)
+    assert asked[1.5, 10] == 1
+
+
+def test_search_for_the_noise_of_a_new_job_displaces_no_figure() -> None:
+    before = accounting._epsilons.cache_info().currsize
+    calibrate(target_epsilon=3.21, sample_rate=0.0321, steps=321, delta=1e-5, accountant="RDP")
+    assert accounting._epsilons.cache_info().currsize == before
 
 
 def test_dp_accounting_is_not_imported_where_only_short_computations_are_allowed() -> None:

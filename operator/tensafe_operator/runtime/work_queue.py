@@ -19,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from tensafe_operator.runtime.api_client import ApiError, ApiUnavailable
+from tensafe_operator.runtime.computation_order import ComputationOrder
 from tensafe_operator.runtime.fair_order import FairOrder
 from tensafe_operator.runtime.objects import Key
 
@@ -41,7 +42,15 @@ not exist any more. It must not block the event loop."""
 
 
 class TakesLong(Exception):
-    """Raised by a handler that would have to compute for long."""
+    """Raised by a handler that would have to compute for long.
+
+    Args:
+        group: the group of the key, as for `ComputationOrder`.
+    """
+
+    def __init__(self, message: str = "", *, group: str = "") -> None:
+        super().__init__(message)
+        self.group = group
 
 
 def _default_log_fields(key: Key) -> Mapping[str, str]:
@@ -57,7 +66,7 @@ class WorkQueue:
 
     def __init__(self, log_fields: Callable[[Key], Mapping[str, str]] = _default_log_fields) -> None:
         self._log_fields = log_fields
-        self._ready, self._uncomputed = FairOrder(), FairOrder(one_of_each=True)
+        self._ready, self._uncomputed = FairOrder(), ComputationOrder()
         self._computed: set[Key] = set()
         self._waiting: set[Key] = set()
         self._running: set[Key] = set()
@@ -110,17 +119,16 @@ class WorkQueue:
             self._computed.discard(key)
             self._waiting.discard(key)
             self._running.add(key)
-            known = self._ready.was_handled(key)
             self._ready.handled(key)  # before the handler, which may forget the key
             try:
                 wake = await handle(key, computed)
                 self._failures.pop(key, None)
                 if wake is not None:
                     self.touch_at(key, wake)
-            except TakesLong:
+            except TakesLong as refused:
                 self._touched_while_running.discard(key)  # it is handled again in any case
                 self._waiting.add(key)
-                self._uncomputed.put(key, first=known)  # a known job needs one ε, a new one a calibration
+                self._uncomputed.put(key, refused.group)
             except (ApiUnavailable, ApiError) as error:
                 self._retry(key, str(error))
             except Exception as error:

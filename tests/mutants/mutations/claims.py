@@ -181,7 +181,7 @@ CLAIMS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "calibration returns a noise multiplier whose last digit is too small",
-        (Edit(API + "accounting.py", "(excess, low, high))", "(excess, low, high) - 1)"),),
+        (Edit(API + "calibration.py", "(excess, low, high))", "(excess, low, high) - 1)"),),
         ("tests/api/test_accounting.py::test_calibrated_sigma_is_the_smallest_string_within_the_target",),
     ),
     Mutation(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import pytest
-
 from tensafe_operator.runtime.fair_order import FairOrder
 from tensafe_operator.runtime.objects import Key
 
@@ -38,24 +36,6 @@ def test_thousand_jobs_of_one_namespace_do_not_hold_up_another() -> None:
         assert await take(order, 998) == [("busy", f"job-{number}") for number in range(2, 1000)]
 
     run(scenario)
-
-
-def test_namespace_has_its_next_turn_when_its_key_is_done() -> None:
-    async def scenario() -> None:
-        order = FairOrder(one_of_each=True)
-        for name in ("a", "b", "c"):
-            order.put(("busy", name))
-        order.put(("clinic", "one"))
-        assert await take(order, 2) == [("busy", "a"), ("clinic", "one")]
-        order.put(("clinic", "two"))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(order.get(), 0.01)
-        order.done(("clinic", "one"))
-        assert await order.get() == ("clinic", "two")
-        order.done(("busy", "a"))
-        assert await order.get() == ("busy", "b")
-
-    asyncio.run(scenario())
 
 
 def test_new_job_goes_before_jobs_that_are_handled_again() -> None:

@@ -75,6 +75,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def _account(arguments: argparse.Namespace) -> int:
     from tensafe_api import accountant_choice, accounting
+    from tensafe_api.calibration import CalibrationError
     from tensafe_api.privacy_events import round_up
 
     sampled = {"sample_rate": arguments.sample_rate, "steps": arguments.steps, "delta": arguments.delta}
@@ -93,7 +94,7 @@ def _account(arguments: argparse.Namespace) -> int:
         epsilon = accounting.epsilon(noise_multiplier=sigma, accountant=accountant, **sampled)
     except accountant_choice.PLDLimitError as error:
         raise CommandError(f"tensafe account: --accountant pld: {error}: use rdp") from error
-    except accounting.CalibrationError as error:
+    except CalibrationError as error:
         raise CommandError(
             f"tensafe account: {error}; raise --target-epsilon, or lower --steps or --sample-rate"
         ) from error

@@ -1,0 +1,99 @@
+"""Finds σ from ε: the least noise that keeps a target."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from decimal import Decimal
+
+from tensafe_api import accounting
+from tensafe_api.accounting import AccountantName
+from tensafe_api.long_computations import long_computation
+from tensafe_api.privacy_events import PrivacyEvent, round_up
+from tensafe_api.root_search import first_at_most_zero
+
+MIN_CALIBRATED_SIGMA = 0.05
+"""The smallest σ that calibration returns. A target so loose that less noise would suffice gets this σ."""
+
+MAX_CALIBRATED_SIGMA = 2.0**14
+"""The largest σ that calibration returns. Eight standard deviations of a larger σ would exceed the coarsest integer
+grid (`resolve`)."""
+
+SIGMA_DIGITS = 6
+_SIGMA_PLACES = 10**SIGMA_DIGITS
+
+
+class CalibrationError(ValueError):
+    """No noise multiplier that fits the integer grid reaches the target."""
+
+
+def calibrate(
+    *,
+    target_epsilon: float,
+    sample_rate: float,
+    steps: int,
+    delta: float,
+    accountant: AccountantName = "RDP",
+    earlier: tuple[PrivacyEvent, ...] = (),
+) -> str:
+    """The smallest σ with six decimals whose ε over `steps` steps, after `earlier`, is at most `target_epsilon`.
+
+    ε is computed from the returned string, so the claim holds for exactly the figure that is stored and used.
+
+    Raises:
+        CalibrationError: not even σ = 2^14 reaches the target.
+    """
+    return _calibrate(target_epsilon, sample_rate, steps, delta, accountant, earlier)
+
+
+@functools.lru_cache(maxsize=accounting.MECHANISMS_KEPT)
+@long_computation
+def _calibrate(
+    target_epsilon: float,
+    sample_rate: float,
+    steps: int,
+    delta: float,
+    accountant: AccountantName,
+    earlier: tuple[PrivacyEvent, ...],
+) -> str:
+    """The smallest six-decimal σ that meets the target."""
+    least, most = int(MIN_CALIBRATED_SIGMA * _SIGMA_PLACES), int(MAX_CALIBRATED_SIGMA * _SIGMA_PLACES)
+
+    @functools.cache  # of this search: the σ that it tries are those of no job
+    def spent(places: int, by: AccountantName = accountant) -> float:
+        return accounting.epsilon_once(sample_rate, float(_sigma(places)), delta, by, earlier, steps)
+
+    def fits(places: int, by: AccountantName = accountant) -> bool:
+        return spent(places, by) <= target_epsilon
+
+    def excess(places: int) -> float:
+        """ln(ε / target), at most 0 where σ meets the target. It is close to a straight line, so few steps suffice."""
+        value = min(max(spent(places), math.ulp(0.0)), sys.float_info.max)  # has a finite logarithm
+        distance = math.log(value) - math.log(target_epsilon)
+        return min(distance, 0.0) if value <= target_epsilon else max(distance, math.ulp(1.0))
+
+    if fits(least, "RDP"):
+        return _sigma(least)
+    low, high = least, _SIGMA_PLACES
+    if accountant == "PLD":  # its search starts near its end, since PLD is slow with a small σ
+        try:
+            high = int(Decimal(_calibrate(target_epsilon, sample_rate, steps, delta, "RDP", earlier)) * _SIGMA_PLACES)
+        except CalibrationError:
+            if not earlier:
+                raise
+            high = _SIGMA_PLACES  # by RDP, the earlier events alone exceed the target
+        low = max(least, high * 7 // 8)
+        while fits(low):
+            if low == least:
+                return _sigma(least)
+            low, high = max(least, low * 7 // 8), low
+    while not fits(high):
+        if high == most:
+            raise CalibrationError(f"no noise multiplier reaches ε {target_epsilon:g} over {steps} steps")
+        low, high = high, min(most, 2 * high)
+    return _sigma(first_at_most_zero(excess, low, high))
+
+
+def _sigma(places: int) -> str:
+    return round_up(Decimal(places).scaleb(-SIGMA_DIGITS), SIGMA_DIGITS)
