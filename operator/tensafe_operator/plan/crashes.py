@@ -22,6 +22,9 @@ CRASH_SECONDS = 120
 """A container that fails so soon after its start fails again in the next pod."""
 _NO_CRASHES = ("Preempting", "Preempted", "NodeShutdown", "Shutdown", "Terminated", "NodeLost")
 """Reasons of failed pods that another pod does not repeat."""
+_NOT_FOUND = "ContainerStatusUnknown"
+"""The kubelet has not found a container that ran, such as after a restart of its node. It knows neither times nor code.
+"""
 _LONGEST = 400
 
 
@@ -57,15 +60,34 @@ def _crashes_of(pod: Object) -> Iterator[str]:
         ended = (container.get("state") or {}).get("terminated") or {}
         ended_by_itself = ended_by_itself or bool(ended.get("exitCode"))
         if ended.get("exitCode") and _ran_shortly(ended) and status.get("reason") not in _NO_CRASHES:
-            reason = f" ({ended['reason']})" if ended.get("reason") else ""
-            yield f"{name}: container {container.get('name')} ended with exit code {ended['exitCode']}{reason}"
+            words = f"ended with exit code {ended['exitCode']}{_cause_of(ended)}"
+            yield f"{name}: container {container.get('name')} {words}"
     if not ended_by_itself and status.get("reason") and status["reason"] not in _NO_CRASHES:
         yield f"{name}: {status['reason']}: {str(status.get('message') or '')[:_LONGEST]}"
 
 
+def _cause_of(ended: Object) -> str:
+    """The kubelet's reason. The message is added where it is the runtime's own, about a container that never started.
+    Any other is what the container wrote, or the end of its log, and may quote records.
+    """
+    reason = f" ({ended['reason']})" if ended.get("reason") else ""
+    message = str(ended.get("message") or "") if _never_started(ended) else ""
+    return f"{reason}: {message[:_LONGEST]}" if message else reason
+
+
 def _ran_shortly(ended: Object) -> bool:
+    if ended.get("reason") == _NOT_FOUND:
+        return False
     started, finished = parse_time(ended.get("startedAt")), parse_time(ended.get("finishedAt"))
-    return started is None or finished is None or finished - started < CRASH_SECONDS
+    return _never_started(ended) or started is None or finished is None or finished - started < CRASH_SECONDS
+
+
+def _never_started(ended: Object) -> bool:
+    """Whether a node could not start a container: its runtime then reports the time zero. The creation of the pod is no
+    measure, because it has the time of another clock.
+    """
+    started = parse_time(ended.get("startedAt"))
+    return started is not None and started <= 0
 
 
 def _reported(draft: Draft) -> Condition | None:

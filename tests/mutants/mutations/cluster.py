@@ -132,6 +132,17 @@ CLUSTER: tuple[Mutation, ...] = (
         ("tests/api/test_admission_policy.py::test_weakened_policy_is_not_enforced",),
     ),
     Mutation(
+        "the status has what a container wrote before it ended",
+        (
+            Edit(
+                "operator/tensafe_operator/plan/crashes.py",
+                'str(ended.get("message") or "") if _never_started(ended) else ""',
+                'str(ended.get("message") or "")',
+            ),
+        ),
+        ("tests/operator/plan/test_crashes.py::test_text_of_a_container_that_ran_is_not_copied",),
+    ),
+    Mutation(
         "the operator deletes any Secret that a ledger names as its key",
         (
             Edit(

@@ -8,6 +8,7 @@ import pytest
 
 from e2e.platform.fakes import statuses
 from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, running_job, started_job
+from tensafe_api.reasons import Reason
 from tensafe_api.timestamps import format_time
 
 ONE_WORKER = {"spec__cluster__workers": 1}
@@ -25,11 +26,21 @@ def failed(cluster: FakeCluster, seconds: float = 1.0, *, phase: str = "Failed",
     """The status of a pod whose container ran for so long."""
     ended = {
         "exitCode": 127,
-        "reason": "StartError",
+        "reason": "Error",
         "startedAt": format_time(cluster.now - seconds),
         "finishedAt": format_time(cluster.now),
     }
     return {"phase": phase, "containerStatuses": [{"name": "ray-head", "state": {"terminated": ended}}], **more}
+
+
+NO_BASH = 'exec: "bash": executable file not found in $PATH'
+
+
+def unstarted(cluster: FakeCluster, started: str = "1970-01-01T00:00:00Z", **more: Any) -> dict[str, Any]:
+    """The status of a pod whose container a node could not start, as the kubelet takes it over from containerd."""
+    ended = {"exitCode": 128, "reason": "StartError", "startedAt": started, "message": NO_BASH}
+    ended |= {"finishedAt": format_time(cluster.now), **more}
+    return {"phase": "Failed", "containerStatuses": [{"name": "ray-head", "state": {"terminated": ended}}]}
 
 
 def replace_head(cluster: FakeCluster, name: str, status: dict[str, Any]) -> None:
@@ -49,7 +60,7 @@ def test_crash_is_reported_once_until_all_pods_are_ready() -> None:
     operator.settle()
     assert stalled(cluster) == ("True", "CrashLoop")
     message = condition(cluster, "Stalled")["message"]
-    assert "pod head-1: container ray-head ended with exit code 127 (StartError)" in message
+    assert "pod head-1: container ray-head ended with exit code 127 (Error)" in message
     before = cluster.status
     for number in range(2, 5):
         for status in ({"phase": "Pending"}, failed(cluster)):
@@ -59,6 +70,72 @@ def test_crash_is_reported_once_until_all_pods_are_ready() -> None:
     replace_head(cluster, HEAD, statuses.ready_pod())
     operator.settle()
     assert stalled(cluster) == ("False", "NotBlocked")
+
+
+@pytest.mark.parametrize("started", ["1970-01-01T00:00:00Z", "1754-08-30T22:43:41Z"])
+def test_container_that_never_started_is_a_crash_and_says_why(started: str) -> None:
+    """containerd reports a start of zero, which was taken for a run of 56 years. A time of Go's that is not set becomes
+    another date.
+    """
+    cluster, operator = starting_job()
+    replace_head(cluster, "head-1", unstarted(cluster, started))
+    operator.settle()
+    assert stalled(cluster) == ("True", "CrashLoop")
+    why = f"pod head-1: container ray-head ended with exit code 128 (StartError): {NO_BASH}: {Reason.CRASH_LOOP.fix}"
+    assert condition(cluster, "Stalled")["message"] == why
+    before = cluster.status
+    replace_head(cluster, "head-2", unstarted(cluster, started, message=f"{NO_BASH} in container 4f2a"))
+    operator.settle()
+    assert cluster.status == before, "the text of the runtime may differ from pod to pod"
+
+
+def test_message_of_a_runtime_is_one_short_line() -> None:
+    cluster, operator = starting_job()
+    replace_head(cluster, HEAD, unstarted(cluster, message="no\n\x1b[31mprogram" + 5000 * "!"))
+    operator.settle()
+    message = condition(cluster, "Stalled")["message"]
+    assert "(StartError): no \ufffd[31mprogram!!!" in message and message.endswith(f"!: {Reason.CRASH_LOOP.fix}")
+
+
+@pytest.mark.parametrize("more", [{}, {"startedAt": None}], ids=["ran", "may have run"])
+def test_text_of_a_container_that_ran_is_not_copied(more: dict[str, None]) -> None:
+    """It is what the container wrote, or the end of its log, and may quote records."""
+    cluster, operator = starting_job()
+    status = failed(cluster)
+    status["containerStatuses"][0]["state"]["terminated"] |= {"message": "KeyError: a diagnosis", **more}
+    replace_head(cluster, HEAD, status)
+    operator.settle()
+    assert stalled(cluster) == ("True", "CrashLoop")
+    assert "diagnosis" not in str(cluster.status)
+
+
+def test_container_that_ended_before_it_started_is_a_crash() -> None:
+    """The clock of its node was set back."""
+    cluster, operator = starting_job()
+    replace_head(cluster, HEAD, failed(cluster, seconds=-3600.0))
+    operator.settle()
+    assert stalled(cluster) == ("True", "CrashLoop")
+
+
+def lost(**more: Any) -> dict[str, Any]:
+    """The status of a pod after a restart of its node: the kubelet has found no container, and reports no times."""
+    text = "The container could not be located when the pod was terminated"
+    ended = {"exitCode": 137, "reason": "ContainerStatusUnknown", "startedAt": None, "finishedAt": None}
+    states = [{"name": "ray-head", "state": {"terminated": {**ended, "message": text}}}]
+    return {"phase": "Failed", "containerStatuses": states, **more}
+
+
+@pytest.mark.parametrize("more", [{}, {"reason": "UnexpectedAdmissionError"}], ids=["lost", "and not admitted again"])
+def test_pod_whose_node_restarts_is_no_crash(more: dict[str, str]) -> None:
+    """As a crash it hid what its replacement waits for."""
+    cluster, operator = starting_job()
+    replace_head(cluster, HEAD, lost(**more))
+    operator.settle()
+    assert stalled(cluster) == ("False", "NotBlocked")
+    no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
+    replace_head(cluster, "head-1", {"phase": "Pending", "conditions": [no_room]})
+    operator.settle()
+    assert condition(cluster, "Ready")["reason"] == "Unschedulable"
 
 
 @pytest.mark.parametrize(
