@@ -65,6 +65,10 @@ IMAGE_NOT_LOADED: Final = (
     "Load the image on the node; the job then continues without further action. Or suspend the job, set "
     "cluster.imagePullPolicy, or that of its profile, to IfNotPresent, and set spec.suspend to false."
 )
+IMAGE_UNSIGNED: Final = (
+    "Sign the image as the nodes require it, or let an administrator change what they require; the job then continues "
+    "without further action. Or suspend the job, set cluster.image to a signed image, and set spec.suspend to false."
+)
 CERT_MANAGER: Final = (
     "Install cert-manager, which has this kind, or set the chart's value jobs.tls.mode to PerAttempt; the job then "
     "continues without further action."
@@ -102,6 +106,7 @@ OWN_FIXES: Final = (
     IMAGE_OF_CHART,
     IMAGE_KEPT,
     IMAGE_NOT_LOADED,
+    IMAGE_UNSIGNED,
     CERT_MANAGER,
     CERTIFICATE,
     GRACE_PERIOD,

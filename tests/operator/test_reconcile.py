@@ -180,6 +180,43 @@ def test_job_with_256_workers_starts_blocks_and_runs_with_few_requests(
     assert cluster.ledger()["spec"]["mechanism"]["workers"] == 256
 
 
+def test_container_that_a_node_cannot_start_is_named(cluster: JobHarness) -> None:
+    """The statuses are those of a kubelet with containerd. It does not create the container, and later not start it."""
+    cluster.now = time.time()
+    cluster.apply(spec__cluster__workers=1)
+    cluster.reconcile()
+    cluster.set_ray_job_status(statuses.initializing("claims-triage-a1-x", statuses.now()))
+    pod = cluster.create_worker_pod()
+
+    def report(phase: str, state: dict[str, Any]) -> tuple[str, str, str]:
+        image = {"name": "ray", "image": "localhost/none", "imageID": "", "ready": False, "restartCount": 0}
+        status = {"phase": phase, "containerStatuses": [{**image, "state": state}]}
+
+        async def write(server: ApiServer) -> None:
+            await server.patch("Pod", cluster.namespace, pod.name, {"status": status}, subresource="status")
+
+        run_as_admin(cluster, write)
+        cluster.reconcile(passes=1)
+        found = cluster.condition("Stalled")
+        return found["status"], found["reason"], found["message"]
+
+    refused = {"reason": "CreateContainerError", "message": "failed to inject CDI devices: gpu=0"}
+    holds, reason, message = report("Pending", {"waiting": refused})
+    assert (holds, reason) == ("True", "ContainerRefused")
+    assert f"pod {pod.name}: container ray: CreateContainerError: failed to inject CDI devices: gpu=0: Fix" in message
+    assert report("Pending", {"waiting": {"reason": "ContainerCreating"}})[:2] == ("False", "NotBlocked")
+
+    text = 'exec: "bash": executable file not found in $PATH'
+    ended = {"exitCode": 128, "reason": "StartError", "message": text, "containerID": "containerd://0"}
+    ended |= {"startedAt": "1970-01-01T00:00:00Z", "finishedAt": statuses.now()}
+    holds, reason, message = report("Failed", {"waiting": None, "terminated": ended})
+    assert (holds, reason) == ("True", "CrashLoop")
+    assert f"pod {pod.name}: container ray ended with exit code 128 (StartError): {text}: Suspend the job" in message
+    cluster.plane.kubectl("-n", cluster.namespace, "delete", "pod", pod.name, "--force", "--grace-period=0")
+    cluster.reconcile(passes=1)
+    assert cluster.condition("Stalled")["message"] == message, "KubeRay has deleted the pod, and creates the next one"
+
+
 def run_as_admin(cluster: JobHarness, work: Callable[[ApiServer], Awaitable[None]]) -> None:
     async def run() -> None:
         async with connect(cluster.plane.admin) as server:

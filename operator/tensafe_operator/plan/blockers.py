@@ -22,20 +22,29 @@ from tensafe_operator.plan.conditions import JobState, stalled_status
 from tensafe_operator.plan.crashes import find_crash
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
 from tensafe_operator.plan.outdated import REFUSED, current_warnings
-from tensafe_operator.plan.parsing import has_condition, pod_condition
+from tensafe_operator.plan.parsing import IN_CREATION, has_condition, pod_condition
 
 POLL_SECONDS = 10.0
 """Polling interval for changes that no watch event reports."""
 _NEVER_PULLED = "ErrImageNeverPull"
 """The node does not have the image, and `imagePullPolicy: Never` forbids to pull it."""
-_IMAGE_PULL_REASONS = (
+_UNSIGNED = "SignatureValidationFailed"
+"""The container runtime requires a signature that the image does not have. While the kubelet backs off, the word is in
+the message.
+"""
+_UNINSPECTED = "ImageInspectError"
+_IMAGE_REASONS = (
     "ErrImagePull",
     "ImagePullBackOff",
     "InvalidImageName",
     _NEVER_PULLED,
     "RegistryUnavailable",
+    _UNSIGNED,
+    _UNINSPECTED,
 )
 _CONFIG_ERROR = "CreateContainerConfigError"
+_HOOK_FAILED = "PostStartHookError"
+"""Its message has what the hook wrote, which is never copied."""
 _MISSING_OBJECT = re.compile(
     r'(secret|configmap)s? "[^"]{0,300}" not found|find key .{0,300}? in (Secret|ConfigMap)|references non-existent'
 )
@@ -182,6 +191,8 @@ def _fix_of_image(observed: Observed) -> str:
 def _fix_of_cause(observed: Observed, blocker: Blocker) -> str:
     """Return what a user can do where the fix of the reason does not help. Empty for other causes."""
     if blocker.reason is Reason.IMAGE_PULL_FAILED:
+        if _UNSIGNED in blocker.message:
+            return fixes.IMAGE_UNSIGNED
         never = blocker.message.endswith(f": {_NEVER_PULLED}")
         return fixes.IMAGE_NOT_LOADED if never else _fix_of_image(observed)
     if blocker.reason is Reason.SECRET_MISSING:
@@ -225,16 +236,27 @@ def _blockers_of_pod(pod: Object) -> Iterator[Blocker]:
     placed = pod_condition(pod, "PodScheduled")
     if placed.get("reason") == "Unschedulable":
         yield Blocker(Reason.UNSCHEDULABLE, f"{name}: {str(placed.get('message'))[:_LONGEST]}")
-    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
     for container in containers:
         waiting = (container.get("state") or {}).get("waiting") or {}
-        reason, message = waiting.get("reason"), str(waiting.get("message") or "")[:_LONGEST]
-        if reason in _IMAGE_PULL_REASONS:
-            yield Blocker(Reason.IMAGE_PULL_FAILED, f"{name}: {container.get('image')}: {reason}")
-        elif reason == _CONFIG_ERROR:
-            yield Blocker(_reason_of_config_error(message), f"{name}: {message}")
-        elif reason == "CrashLoopBackOff":
-            yield Blocker(Reason.CRASH_LOOP, f"{name}: container {container.get('name')} exits repeatedly")
+        if waiting.get("reason") and waiting["reason"] not in IN_CREATION:
+            yield _blocker_of_container(name, container, waiting)
+
+
+def _blocker_of_container(pod: str, container: Object, waiting: Object) -> Blocker:
+    """What keeps a container of a pod from running. Each reason that is not one of a normal start is an error: the
+    kubelet has more of them in each release, and tries again without end.
+    """
+    reason, message = str(waiting["reason"])[:_LONGEST], str(waiting.get("message") or "")[:_LONGEST]
+    because = f": {message}" if message and reason != _HOOK_FAILED else ""
+    if reason in _IMAGE_REASONS:
+        said = because if reason == _UNINSPECTED or _UNSIGNED in f"{reason} {message}" else ""
+        return Blocker(Reason.IMAGE_PULL_FAILED, f"{pod}: {container.get('image')}: {reason}{said}")
+    if reason == _CONFIG_ERROR:
+        return Blocker(_reason_of_config_error(message), f"{pod}: {message}")
+    if reason == "CrashLoopBackOff":
+        return Blocker(Reason.CRASH_LOOP, f"{pod}: container {container.get('name')} exits repeatedly")
+    return Blocker(Reason.CONTAINER_REFUSED, f"{pod}: container {container.get('name')}: {reason}{because}")
 
 
 def _reason_of_config_error(message: str) -> Reason:

@@ -17,10 +17,7 @@ from tensafe_api.timestamps import parse_time
 from tensafe_operator.plan.attempts import Assessment, AttemptState, active_seconds, is_queued
 from tensafe_operator.plan.observed import Object, Observed
 from tensafe_operator.plan.outdated import pods_of_open_attempt
-from tensafe_operator.plan.parsing import has_condition, has_ended
-
-_IN_CREATION = ("ContainerCreating", "PodInitializing")
-"""What a kubelet reports while it pulls an image, and before the init containers have ended."""
+from tensafe_operator.plan.parsing import IN_CREATION, has_condition, has_ended
 
 
 @dataclass(frozen=True)
@@ -85,4 +82,4 @@ def _is_over(pod: Object) -> bool:
 
 def _is_being_created(pod: Object) -> bool:
     containers = (pod.get("status") or {}).get("containerStatuses") or ()
-    return any(((each.get("state") or {}).get("waiting") or {}).get("reason") in _IN_CREATION for each in containers)
+    return any(((each.get("state") or {}).get("waiting") or {}).get("reason") in IN_CREATION for each in containers)

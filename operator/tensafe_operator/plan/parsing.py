@@ -6,6 +6,8 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resources.ledger import LedgerStatus, PrivacyLedgerSpec
 from tensafe_operator.plan.observed import Object
 
+IN_CREATION = ("ContainerCreating", "PodInitializing")
+"""What a kubelet reports while it pulls an image, and before the init containers have ended."""
 _UNREADABLE = "unreadable"
 _FINAL_OUTCOMES = (Reason.COMPLETED.value, Reason.BUDGET_EXHAUSTED.value)
 

@@ -143,6 +143,11 @@ CLUSTER: tuple[Mutation, ...] = (
         ("tests/operator/plan/test_crashes.py::test_text_of_a_container_that_ran_is_not_copied",),
     ),
     Mutation(
+        "the status has what a hook of a container wrote",
+        (Edit("operator/tensafe_operator/plan/blockers.py", " and reason != _HOOK_FAILED", ""),),
+        ("tests/operator/plan/test_blockers.py::test_output_of_a_hook_is_not_copied",),
+    ),
+    Mutation(
         "the operator deletes any Secret that a ledger names as its key",
         (
             Edit(

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import FakeCluster, condition, started_job
+from e2e.platform.fixtures.fake_cluster import FakeCluster, condition, running_job, started_job
 from tensafe_api import fixes
 from tensafe_api.reasons import Phase, Reason
+from tensafe_api.timestamps import format_time
 from tensafe_operator import names
 from tensafe_operator.plan.blockers import count_ready_workers, find_blocker, starting_state
 from tensafe_operator.plan.observed import ClusterWarning, Observed
@@ -57,7 +58,18 @@ _MISSING_SECRET = {"reason": "CreateContainerConfigError", "message": 'secret "l
         ),
         (observe(waiting_pod("ImagePullBackOff")), Reason.IMAGE_PULL_FAILED, "registry/none:1"),
         (observe(waiting_pod("ErrImageNeverPull")), Reason.IMAGE_PULL_FAILED, "pod w-1"),
+        (
+            observe(waiting_pod("ImageInspectError", "short name mode is enforcing")),
+            Reason.IMAGE_PULL_FAILED,
+            "registry/none:1: ImageInspectError: short name mode is enforcing",
+        ),
+        (observe(waiting_pod("RegistryUnavailable")), Reason.IMAGE_PULL_FAILED, "registry/none:1"),
         (observe(waiting_pod("CrashLoopBackOff")), Reason.CRASH_LOOP, "container ray"),
+        (
+            observe(waiting_pod("CreateContainerError", "failed to inject CDI devices")),
+            Reason.CONTAINER_REFUSED,
+            "pod w-1: container ray: CreateContainerError: failed to inject CDI devices",
+        ),
         (observe(waiting_pod("CreateContainerConfigError", 'secret "hub" not found')), Reason.SECRET_MISSING, "hub"),
         (
             observe(waiting_pod("CreateContainerConfigError", 'configmap "tuning" not found')),
@@ -142,6 +154,90 @@ def test_blocker_names_its_reason_and_object(observed: Observed, reason: Reason,
     assert found is not None
     assert found.reason is reason
     assert text in found.message
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "PreCreateHookError",
+        "CreateContainerError",
+        "PreStartHookError",
+        "RunContainerError",
+        "PostStartHookError",
+        "ReasonOfALaterRelease",
+    ],
+)
+def test_any_reason_for_which_a_container_does_not_start_is_reported(reason: str) -> None:
+    """As the kubelets of Kubernetes 1.33 to 1.36 write them. With `restartPolicy: Never` they try again without end."""
+    found = find_blocker(observe(waiting_pod(reason)))
+    assert found is not None and found.reason is Reason.CONTAINER_REFUSED
+    assert found.message == f"pod w-1: container ray: {reason}"
+
+
+def test_output_of_a_hook_is_not_copied() -> None:
+    found = find_blocker(observe(waiting_pod("PostStartHookError", "Exec lifecycle hook failed: a diagnosis")))
+    assert found is not None and found.message == "pod w-1: container ray: PostStartHookError"
+
+
+@pytest.mark.parametrize("waiting", [{"reason": "ContainerCreating"}, {"reason": "PodInitializing"}, {}])
+def test_container_that_is_being_created_is_not_blocked(waiting: dict[str, str]) -> None:
+    """The kubelet reports no reason for one that is created and not started yet."""
+    assert find_blocker(observe(pod(containerStatuses=[{"name": "ray", "state": {"waiting": waiting}}]))) is None
+
+
+UNSIGNED = "image pull failed for registry/none:1 because the signature validation failed: no signatures found"
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("SignatureValidationFailed", UNSIGNED),
+        ("ImagePullBackOff", f'Back-off pulling image "registry/none:1": SignatureValidationFailed: {UNSIGNED}'),
+    ],
+)
+def test_image_that_is_not_signed_has_a_fix_of_its_own(reason: str, message: str) -> None:
+    """As with the policy of CRI-O: to push the image again does not help."""
+    state = starting_state(observe(waiting_pod(reason, message)), Phase.STARTING)
+    assert state.reason is Reason.IMAGE_PULL_FAILED
+    assert state.message == f"pod w-1: registry/none:1: {reason}: {message}: {fixes.IMAGE_UNSIGNED}"
+
+
+def test_message_of_a_kubelet_is_one_short_line() -> None:
+    state = starting_state(
+        observe(waiting_pod("CreateContainerError", "no\n\x1b[31mdevice" + 5000 * "!")), Phase.STARTING
+    )
+    assert state.message.startswith("pod w-1: container ray: CreateContainerError: no \ufffd[31mdevice!!!")
+    assert len(state.message) < 600 and state.message.endswith(Reason.CONTAINER_REFUSED.fix)
+
+
+def test_container_that_is_created_at_a_later_try_leaves_no_stall() -> None:
+    cluster, operator = started_job(spec__cluster__workers=1)
+    cluster.start_pods()
+    (ray_job,) = cluster.ray_jobs.values()
+    ray_job["status"] = {"jobDeploymentStatus": "Initializing", "startTime": format_time(cluster.now)}
+    worker = cluster.pods["claims-triage-a1-worker"]
+    ready = worker["status"]
+    waiting = {"reason": "CreateContainerError", "message": "context deadline exceeded"}
+    placed = [{"type": kind, "status": "True"} for kind in ("PodScheduled", "PodReadyToStartContainers")]
+    containers = [{"name": "ray", "state": {"waiting": waiting}}]
+    worker["status"] = {"phase": "Pending", "conditions": placed, "containerStatuses": containers}
+    operator.settle()
+    assert condition(cluster, "Stalled")["reason"] == "ContainerRefused"
+    containers[0]["state"] = {"waiting": {"reason": "ContainerCreating"}}
+    operator.settle()
+    assert condition(cluster, "Stalled")["status"] == "False"
+    worker["status"] = ready
+    operator.settle()
+    assert (condition(cluster, "Stalled")["status"], cluster.status["phase"]) == ("False", "Starting")
+
+
+def test_worker_of_a_running_job_whose_container_is_not_created_stalls_it() -> None:
+    cluster, operator = running_job()
+    waiting = {"reason": "CreateContainerError", "message": "failed to inject CDI devices"}
+    containers = [{"name": "ray", "state": {"waiting": waiting}}]
+    cluster.pods["claims-triage-a1-worker"]["status"] = {"phase": "Pending", "containerStatuses": containers}
+    operator.settle()
+    assert condition(cluster, "Stalled")["reason"] == "ContainerRefused"
 
 
 def test_volume_that_cannot_be_mounted_is_not_a_missing_secret() -> None:

@@ -113,6 +113,39 @@ def test_job_that_does_not_start_in_time_names_what_it_waited_for() -> None:
     assert cluster.ray_jobs == {}
 
 
+_UNSTARTED = {"exitCode": 128, "reason": "StartError", "startedAt": "1970-01-01T00:00:00Z", "message": "no bash"}
+_UNCREATED = {"reason": "CreateContainerError", "message": "failed to inject CDI devices"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "state", "cause"),
+    [
+        (
+            "Failed",
+            {"terminated": _UNSTARTED},
+            "CrashLoop: {}: container ray ended with exit code 128 (StartError): no bash",
+        ),
+        (
+            "Pending",
+            {"waiting": _UNCREATED},
+            "ContainerRefused: {}: container ray: CreateContainerError: failed to inject",
+        ),
+    ],
+)
+def test_job_whose_containers_do_not_start_in_time_names_the_cause(
+    phase: str, state: dict[str, Any], cause: str
+) -> None:
+    cluster, operator = job_without_a_node()
+    name = "claims-triage-a1-worker"
+    cluster.pods[name]["status"] = {"phase": phase, "containerStatuses": [{"name": "ray", "state": state}]}
+    operator.settle()
+    cluster.now += 300
+    operator.settle()
+    assert condition(cluster, "Failed")["reason"] == "StartDeadlineExceeded"
+    expected = f"the pods did not start within 300 s; last reported: {cause.format(f'pod {name}')}"
+    assert cluster.status["attempts"][0]["message"].startswith(expected)
+
+
 _PULLING = {"waiting": {"reason": "ContainerCreating"}}
 _WAITED = "; when the deadline passed, pod claims-triage-a1-worker was"
 
