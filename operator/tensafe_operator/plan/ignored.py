@@ -78,7 +78,8 @@ def _wait_for_kuberay(draft: Draft, ray_job: Object) -> _Wait | None:
     metadata, status = ray_job["metadata"], ray_job.get("status") or {}
     if metadata.get("deletionTimestamp"):
         return _Wait("keeps its finalizer", parse_time(metadata["deletionTimestamp"]) or 0.0)
-    pods = _pods_of(draft, ray_job)
+    own = _pods_of(draft, ray_job)
+    pods = [pod for pod in own if not has_ended(pod)]
     stopping = any(pod["metadata"].get("deletionTimestamp") for pod in pods)
     if is_terminal(ray_job):
         kept = stopping or not pods or draft.observed.job["spec"].get("podsTTLSeconds")
@@ -93,16 +94,24 @@ def _wait_for_kuberay(draft: Draft, ray_job: Object) -> _Wait | None:
     if is_submitted(ray_job):
         return None
     if not pods:
-        return _Wait("has no pods", parse_time(status.get("startTime")) or 0.0)
+        what = "has only pods that have ended" if own else "has no pods"
+        return _Wait(what, max([parse_time(status.get("startTime")) or 0.0, *map(_last_change_of_pod, own)]))
     ready_since = _head_ready_since(pods)
     return None if ready_since is None or state != "Running" else _Wait(_UNSUBMITTED, ready_since)
 
 
 def _pods_of(draft: Draft, ray_job: Object) -> list[Object]:
-    """The pods of a RayJob that have not ended."""
+    """The pods of a RayJob, also those that have ended."""
     number = names.attempt_named(draft.observed.job["metadata"]["name"], ray_job["metadata"]["name"])
-    own = [pod for pod in draft.observed.pods if names.attempt_of(pod) == number]
-    return [pod for pod in own if not has_ended(pod)]
+    return [pod for pod in draft.observed.pods if names.attempt_of(pod) == number]
+
+
+def _last_change_of_pod(pod: Object) -> float:
+    """When a pod was created, or one of its conditions changed last, such as when it ended. KubeRay works if it then
+    replaces the pod.
+    """
+    changes = [each.get("lastTransitionTime") for each in (pod.get("status") or {}).get("conditions") or ()]
+    return max(parse_time(time) or 0.0 for time in (pod["metadata"].get("creationTimestamp"), *changes))
 
 
 def _head_ready_since(pods: Iterable[Object]) -> float | None:

@@ -98,6 +98,41 @@ def test_pods_that_start_or_stop_are_no_wait_for_kuberay(change: Callable[[FakeC
     assert stalled(cluster) == ("False", "NotBlocked")
 
 
+@pytest.mark.parametrize("deleted", [False, True], ids=["failed", "failed-and-deleted"])
+def test_pods_that_have_just_failed_show_that_kuberay_works(deleted: bool) -> None:
+    """KubeRay deletes each of them, and creates another one."""
+    cluster, operator = started_job()
+    without_pods(cluster)
+    operator.settle()
+    cluster.now += 3600
+    cluster.start_pods()
+    now = format_time(cluster.now)
+    for pod in cluster.pods.values():
+        pod["metadata"] |= {"creationTimestamp": now, **({"deletionTimestamp": now} if deleted else {})}
+        pod["status"] = {"phase": "Failed", "reason": "Preempting"}
+    operator.settle()
+    assert stalled(cluster) == ("False", "NotBlocked")
+    assert operator.wake == cluster.now + IGNORED_SECONDS
+
+
+def test_pods_that_have_failed_and_are_not_replaced_stall_the_job() -> None:
+    cluster, operator = started_job()
+    cluster.start_pods()
+    without_pods(cluster)
+    operator.settle()
+    cluster.now += 3600
+    for pod in cluster.pods.values():
+        ended = {"type": "Ready", "status": "False", "lastTransitionTime": format_time(cluster.now)}
+        pod["metadata"]["creationTimestamp"] = format_time(cluster.now - 3600)
+        pod["status"] = {"phase": "Failed", "reason": "Preempting", "conditions": [ended]}
+    operator.settle()
+    assert stalled(cluster) == ("False", "NotBlocked")
+    cluster.now += IGNORED_SECONDS
+    operator.settle()
+    assert stalled(cluster) == ("True", "KubeRayMissing")
+    assert f"RayJob {NAME} has only pods that have ended after 120 s" in condition(cluster, "Stalled")["message"]
+
+
 def test_next_attempt_names_the_ray_job_that_has_ended_and_still_has_its_pods() -> None:
     cluster, operator = running_job()
     cluster.end_ray_job("FAILED")
