@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tensorguard.models.dropout import RecordDropout, RecordSeeds, record_seeds
+from tensorguard.privacy.gradients import NotByRecordError
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_evaluation_needs_no_seeds(dropout):
 
 
 def test_layer_whose_rows_are_not_records_is_refused_by_name(seeds, dropout):
-    with seeds.use([1, 2]), pytest.raises(RuntimeError, match="'third' sees 6 rows in a batch of 2 records"):
+    with seeds.use([1, 2]), pytest.raises(NotByRecordError, match="'third' sees 6 rows in a batch of 2 records"):
         dropout(torch.ones(6, 3))
 
 

@@ -143,7 +143,7 @@ def test_finds_a_model_whose_layers_receive_rows_that_are_not_records():
     base = prepare_base(OPTForCausalLM(config), task_named("CausalLM"), pad_token_id=0)
     model = attach_lora(base, rank=2, alpha=4, dropout=0.0, init_seed=7, target_modules=["fc1"])
     gradients = PerExampleGradients(model, trainable_parameters(model), record_loss(task_named("CausalLM")))
-    with pytest.raises(ValueError, match=r"fc1\.lora_B\.default' sees \[64\] rows in a batch of 4 records"):
+    with pytest.raises(SelfTestError, match=r"fc1\.lora_B\.default' sees \[64\] rows in a batch of 4 records"):
         measure(model, gradients, dummy_batches(task_named("CausalLM"), TokenRows(16, 0, 97), rows=4, length=16))
 
 
@@ -160,7 +160,7 @@ def test_finds_a_model_whose_first_dimension_is_the_sequence():
             gradients,
             dummy_batches(task_named("SequenceClassification", labels=2), TokenRows(8, 0, 97), rows=8, length=8),
         )
-    with pytest.raises(ValueError, match="cannot be separated by record"):
+    with pytest.raises(SelfTestError, match="cannot be separated by record"):
         measure(
             model,
             gradients,

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tensorguard.privacy.gradients import PerExampleGradients
+from tensorguard.privacy.gradients import NotByRecordError, PerExampleGradients
 
 
 def parameters(model):
@@ -251,7 +251,7 @@ def test_layer_with_some_rows_that_are_not_records_is_refused(batch, layer):
 def test_parameter_that_takes_no_part_in_the_loss_is_named(model, batch):
     wider = nn.ModuleDict({"used": model, "unused": nn.Linear(2, 2)}).train()
     gradients = PerExampleGradients(wider, parameters(wider), lambda m, b: squares(m["used"], b))
-    with pytest.raises(RuntimeError, match=r"'unused.weight' got no gradient"):
+    with pytest.raises(NotByRecordError, match=r"'unused.weight' got no gradient"):
         gradients.compute(batch, 4)
 
 

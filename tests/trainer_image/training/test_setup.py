@@ -1,15 +1,17 @@
-"""Checks of the model before the first step."""
+"""Checks of the model before the first step, and how a job ends that fails one."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import BertConfig, BertForSequenceClassification, OPTConfig, OPTForSequenceClassification
 
-from e2e.platform.trainer.rank_harness import Job
+from e2e.platform.trainer.rank_harness import MANIFEST, Job, JobKind, make_tokenizer, records
 from tensorguard.data.images import ImageRecipe
 from tensorguard.data.rows import PixelRows
 from tensorguard.training.collective_errors import AttemptFailed
@@ -56,3 +58,44 @@ def test_size_of_images_is_height_by_width(tmp_path: Any) -> None:
 def pixels(height: int, width: int) -> PixelRows:
     levels = np.zeros((3, 256), dtype=np.float32)
     return PixelRows(ImageRecipe((height, width), resample=2, crop=None, levels=levels.tobytes()))
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}
+
+
+def make_decoder_with_cross_attention(directory: Path) -> None:
+    """Write a BERT whose cross-attention has nothing to read, so that it takes no part in the loss."""
+    words = make_tokenizer(directory)
+    config = BertConfig(vocab_size=words, intermediate_size=64, is_decoder=True, add_cross_attention=True, **SMALL)
+    BertForSequenceClassification(config).save_pretrained(directory)
+
+
+def make_opt(directory: Path) -> None:
+    """Write an OPT, which flattens records and tokens before `fc1`."""
+    words = make_tokenizer(directory)
+    OPTForSequenceClassification(
+        OPTConfig(vocab_size=words, ffn_dim=64, word_embed_proj_dim=32, **SMALL)
+    ).save_pretrained(directory)
+
+
+@pytest.mark.parametrize(
+    ("make_model", "layer", "dropout", "problem"),
+    [
+        (make_decoder_with_cross_attention, "crossattention.self.query", "0", "takes no part in the loss"),
+        (make_opt, "fc1", "0", "cannot be separated by record"),
+        (make_opt, "fc1", "0.1", "cannot be separated by record"),
+    ],
+    ids=["unused", "flattened", "flattened with dropout"],
+)
+def test_job_with_a_layer_without_a_gradient_for_each_record_names_the_field(
+    tmp_path: Path, make_model: Any, layer: str, dropout: str, problem: str
+) -> None:
+    overrides = (f"spec.lora.targetModules=[{layer}]", f"spec.lora.dropout={dropout}", "spec.cluster.workers=1")
+    job = Job.make(tmp_path / "run", *overrides, kind=JobKind(MANIFEST, make_model, records))
+    job.train_alone()
+    ended = job.ended()
+    assert ended.reason == "ModelUnsupported", ended.message
+    assert ended.message.startswith("spec.lora: ")
+    assert problem in ended.message
+    assert "leave it out of spec.lora.targetModules" in ended.message
+    assert job.ledger().steps_charged == 0

@@ -18,6 +18,8 @@ import torch
 from peft.tuners.lora import LoraLayer
 from torch import nn
 
+from tensorguard.privacy.gradients import NotByRecordError
+
 _MASK64 = (1 << 64) - 1
 
 
@@ -67,7 +69,7 @@ class RecordDropout(nn.Module):
         self.seeds = seeds
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: float [m, ...]. Returns this shape and dtype. Raises RuntimeError in training without m seeds."""
+        """x: float [m, ...]. Returns this shape and dtype. Training needs m seeds."""
         if not self.training or self.p == 0.0:
             return x
         seeds = self.seeds.current
@@ -76,9 +78,9 @@ class RecordDropout(nn.Module):
                 "LoRA dropout has no seeds: run forward and backward inside `record_seeds(model, seeds)`."
             )
         if len(seeds) != x.shape[0]:
-            raise RuntimeError(
-                f"'{self.place}' sees {x.shape[0]} rows in a batch of {len(seeds)} records: "
-                "its gradient cannot be separated by record, remove it from spec.lora.targetModules."
+            raise NotByRecordError(
+                f"'{self.place}' sees {x.shape[0]} rows in a batch of {len(seeds)} records, so its gradient cannot be "
+                "separated by record: leave it out of spec.lora.targetModules, or choose another spec.model.name."
             )
         keep = torch.empty_like(x, memory_format=torch.contiguous_format)
         if not x.is_meta:  # a tensor without numbers, with which `models.memory` measures a pass

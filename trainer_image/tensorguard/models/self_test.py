@@ -24,7 +24,7 @@ from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import seeded
 from tensorguard.models.tasks.base import Task
 from tensorguard.privacy.clipping import GridClipper
-from tensorguard.privacy.gradients import Batch, PerExampleGradients
+from tensorguard.privacy.gradients import Batch, NotByRecordError, PerExampleGradients
 
 _SUM_TOLERANCE = 1e-4
 """Largest relative error of a parameter's summed rows. Both sides are fp32 whatever the base model's precision."""
@@ -98,7 +98,7 @@ def self_test(
         if fault := first_fault(fault):
             raise SelfTestError(fault)
 
-    with _perturbed(gradients.parameters):
+    with _perturbed(gradients.parameters), _naming_the_field():
         if first_fault("" if _is_repeatable(gradients, model, first) else "random"):
             end_with(_find_randomness(model, gradients, first))
         with record_seeds(model, _seeds(first)):
@@ -124,6 +124,15 @@ def _perturbed(parameters: list[tuple[str, nn.Parameter]]) -> Iterator[None]:
         with torch.no_grad():
             for (_, parameter), old in zip(parameters, kept, strict=True):
                 parameter.copy_(old)
+
+
+@contextmanager
+def _naming_the_field() -> Iterator[None]:
+    """Turn an error about a trained layer into a SelfTestError. It quotes no record, because the input is public."""
+    try:
+        yield
+    except NotByRecordError as error:
+        raise SelfTestError(f"spec.lora: {error}") from error
 
 
 def _losses(gradients: PerExampleGradients, model: nn.Module, batch: Batch, seed: int) -> torch.Tensor:

@@ -28,6 +28,10 @@ Batch = Mapping[str, torch.Tensor]
 """Tensors with one row for each record. The loss function knows their names; this module uses only their rows."""
 
 
+class NotByRecordError(ValueError):
+    """A trained layer has no gradient for each record. The message names the layer and the fix."""
+
+
 class _CheckedHooks(GradSampleHooks):  # type: ignore[misc]  # Opacus has no types
     """Opacus' hooks, which also have the rows of each layer checked and pass each gradient on immediately."""
 
@@ -120,8 +124,8 @@ class PerExampleGradients:
         only) gives [0, d]. `p.grad` is None afterwards.
 
         Raises:
-            RuntimeError: if a trainable parameter takes no part in the loss.
-            ValueError: if a loss or a layer is not per record.
+            NotByRecordError: if a trainable parameter takes no part in the loss, or a layer is not per record.
+            ValueError: if the loss is not per record.
         """
         if not self._model.training:
             raise RuntimeError("the model is in evaluation mode: call model.train() before computing gradients.")
@@ -173,12 +177,12 @@ class PerExampleGradients:
             self._buffer = torch.empty(records, self.dimension, device=self._device)
 
     def _check_rows(self, layer: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Raise ValueError unless dimension 0 of each of `tensors` is the record."""
+        """Raise NotByRecordError unless dimension 0 of each of `tensors` is the record."""
         sizes = {tensor.shape[0] for tensor in tensors}
         if sizes != {self._records}:
-            raise ValueError(
-                f"'{layer}' sees {sorted(sizes)} rows in a batch of {self._records} records: "
-                "its gradient cannot be separated by record, so do not train it."
+            raise NotByRecordError(
+                f"'{layer}' sees {sorted(sizes)} rows in a batch of {self._records} records, so its gradient cannot be "
+                "separated by record: leave it out of spec.lora.targetModules, or choose another spec.model.name."
             )
 
     def _take_linear(self, name: str, layer: nn.Linear, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
@@ -207,9 +211,10 @@ class PerExampleGradients:
     def _check_complete(self) -> None:
         for name, parameter in self.parameters:
             if id(parameter) not in self._seen:
-                raise RuntimeError(
-                    f"'{name}' got no gradient for each record: it takes no part in the loss, "
-                    "or gradient checkpointing is not re-entrant."
+                raise NotByRecordError(
+                    f"'{name}' got no gradient for each record. Its layer takes no part in the loss, or the model "
+                    "recomputes it in an unusual way: leave it out of spec.lora.targetModules, or set "
+                    "spec.training.gradientCheckpointing to false."
                 )
 
     def _zero_grad(self) -> None:
