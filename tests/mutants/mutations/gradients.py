@@ -134,6 +134,16 @@ GRADIENTS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        "a byte latent transformer is not refused",
+        (Edit(TRAINER + "models/unsupported.py", 'if part.model_type == "blt":', "if False:"),),
+        (MODEL_TESTS + "test_load.py::test_models_that_mix_records_are_refused",),
+    ),
+    Mutation(
+        "a model whose shapes depend on values is not refused",
+        (Edit(TRAINER + "models/self_test.py", "end_with(_shape_fault(model, gradients, first))", "pass"),),
+        (MODEL_TESTS + "test_self_test.py::test_finds_and_names_shapes_that_depend_on_values",),
+    ),
+    Mutation(
         "the self-test compares gradients and not the integers that are added up",
         (Edit(TRAINER + "models/self_test.py", "if worst == 0.0 and not", "if False and not"),),
         (MODEL_TESTS + "test_self_test.py::test_finds_integers_that_depend_on_the_slot_although_gradients_do_not",),

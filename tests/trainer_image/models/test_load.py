@@ -12,6 +12,7 @@ from transformers import (
     AlbertModel,
     BertConfig,
     BertModel,
+    BltConfig,
     DistilBertConfig,
     DistilBertModel,
     LlamaConfig,
@@ -150,9 +151,10 @@ def test_model_without_sdpa_uses_eager_attention():
         (MixtralConfig(), "mixture of experts"),
         (T5Config(), "encoder-decoder"),
         (LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "dynamic rotary"),
+        (BltConfig(), "byte latent transformer"),
         (LlamaConfig(quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True}), "quantised"),
     ),
-    ids=("experts", "encoder-decoder", "dynamic", "quantised"),
+    ids=("experts", "encoder-decoder", "dynamic", "bytes", "quantised"),
 )
 def test_models_that_mix_records_are_refused(config, message):
     with pytest.raises(UnsupportedModelError, match=message):

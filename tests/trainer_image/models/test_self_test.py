@@ -37,6 +37,26 @@ def test_finds_and_names_a_remaining_dropout(trained):
         model.self_test()
 
 
+def grouped(model, batch):
+    """A loss over groups of equal tokens. Each record has as many groups as the record with most of them needs."""
+    most = max(len(tokens.unique()) for tokens in batch["input_ids"])
+    states = torch.zeros(len(batch["labels"]), most, 32)
+    module = model.get_submodule("base_model.model.bert.encoder.layer.1.attention.self.value.lora_A.default")
+    return classification_losses(forward_logits(model, batch), batch["labels"]) + 0 * module(states).sum(dim=(1, 2))
+
+
+def test_finds_and_names_shapes_that_depend_on_values(trained):
+    """The groups of this model change no bit, so that nothing else can find them."""
+    model = trained("bert", loss=grouped)
+    with pytest.raises(SelfTestError, match=r"value\.lora_A\.default' depends on .*microBatchSize to 1"):
+        model.self_test()
+
+
+def test_shapes_that_depend_on_values_do_no_harm_to_a_record_alone(trained):
+    task, form = task_named("SequenceClassification", labels=2), TokenRows(16, 0, 90)
+    assert trained("bert", loss=grouped).self_test(dummy_batches(task, form, rows=1, length=16)).bit_equal
+
+
 WRONG = "base_model.model.bert.encoder.layer.1.attention.self.value.lora_B.default"
 
 

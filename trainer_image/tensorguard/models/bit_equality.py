@@ -6,8 +6,9 @@ refusal.
 The sensitivity on which ε rests needs every bit. A unit that joins a step shifts the slots of the units after it. If a
 slot changed gradients by rounding alone, the sum would change by more than one clip norm. How much more depends on
 private records, and no measurement on dummy input bounds it. But which kernel runs, and in which order it adds, depends
-only on shapes, and dummy input shows that. So the run uses a shape in which all bits are equal, or it does not start.
-It tries fewer CPU threads, and then fewer records at once. One record at a time has one slot and no neighbours, so a
+only on shapes, and dummy input shows that. Shapes must be public for this: `unsupported` and `value_shapes` look for
+models in which they depend on values. So the run uses a shape in which all bits are equal, or it does not start. It
+tries fewer CPU threads, and then fewer records at once. One record at a time has one slot and no neighbours, so a
 deterministic kernel is always exact there.
 
 On a CPU, two causes of such rounding were measured. torch computes the end of a tensor, or of a thread's part of it, by

@@ -3,10 +3,11 @@
 In: the model, its `PerExampleGradients`, a `GridClipper`, and public dummy input (random tokens or pixels, no real
 record). Out: a `SelfTest` with the measured errors, or one sentence that names the fault.
 
-A list of supported layers becomes outdated with every release of the libraries, so this module measures. Three
-conditions must hold. The rows add up to the gradient of an ordinary backward pass. Only the seeds of the records affect
-random numbers. A record's row is the same in every slot and beside any other records, in every bit, as a float and on
-the integer grid. `bit_equality` decides what follows where it differs by rounding.
+A list of supported layers becomes outdated with every release of the libraries, so this module measures. Four
+conditions must hold. No tensor's size depends on the records' values. The rows add up to the gradient of an ordinary
+backward pass. Only the seeds of the records affect random numbers. A record's row is the same in every slot and beside
+any other records, in every bit, as a float and on the integer grid. `bit_equality` decides what follows where it
+differs by rounding.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from tensorguard.data.shard import IGNORE_INDEX
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import seeded
 from tensorguard.models.tasks.base import Task
+from tensorguard.models.value_shapes import find_value_shape
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.gradients import Batch, NotByRecordError, PerExampleGradients
 
@@ -82,7 +84,7 @@ def self_test(
     """Measure, on dummy input of the run's shape, what the privacy proof assumes of the gradients.
 
     During the test, small random numbers are added to the trainable parameters (LoRA starts at B = 0, where half of all
-    gradients are 0). Afterwards the parameters have exactly their earlier values. Costs about six micro-batches.
+    gradients are 0). Afterwards the parameters have exactly their earlier values. Costs about seven micro-batches.
 
     Args:
         make_dummy_batch: from a seed, a batch of the micro-batch's shape (see `dummy_batches`).
@@ -101,6 +103,7 @@ def self_test(
     with _perturbed(gradients.parameters), _naming_the_field():
         if first_fault("" if _is_repeatable(gradients, model, first) else "random"):
             end_with(_find_randomness(model, gradients, first))
+        end_with(_shape_fault(model, gradients, first))
         with record_seeds(model, _seeds(first)):
             rows = gradients.compute(first, _rows(first))
             sum_error, fault = _sum_error(gradients, rows, gradients.summed_gradient(first))
@@ -174,6 +177,19 @@ def _record_sum(sums: dict[str, torch.Tensor], name: str) -> Callable[..., None]
             sums[name] = output.double().nansum()
 
     return hook
+
+
+def _shape_fault(model: nn.Module, gradients: PerExampleGradients, batch: Batch) -> str:
+    """The fault of a model in which a record's values change the shape of the others. One record has no others."""
+    if _rows(batch) == 1:
+        return ""
+    name = find_value_shape(model, lambda each: _losses(gradients, model, each, 1), batch)
+    if not name:
+        return ""
+    return (
+        f"spec.model.name: the size of the output of '{name}' depends on the records' values, so a record changes the "
+        "rounding of the others: set spec.training.microBatchSize to 1, or choose another model."
+    )
 
 
 def _sum_error(gradients: PerExampleGradients, rows: torch.Tensor, ordinary: torch.Tensor) -> tuple[float, str]:

@@ -4,8 +4,9 @@ In: a config, a base model, or a model with its adapter attached. Out: nothing, 
 the module. `load` and `lora` call these functions. Then `self_test` measures what no list can foresee.
 
 The list contains layers that read more than one record, or that have no per-example gradient. Batch norm uses the
-statistics of the batch. In a mixture of experts, the tokens of the batch share capacity and kernels. Dynamic rotary
-scaling stores the longest batch so far. DoRA and embedding LoRA have no rule for per-example gradients.
+statistics of the batch. In a mixture of experts, the tokens of the batch share capacity and kernels. A byte latent
+transformer groups bytes, and its shapes depend on the largest number of groups in the batch. Dynamic rotary scaling
+stores the longest batch so far. DoRA and embedding LoRA have no rule for per-example gradients.
 """
 
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ def configs(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
 
 
 def refuse_config(config: PreTrainedConfig) -> None:
-    """Raise UnsupportedModelError for an encoder-decoder, experts, dynamic rotary scaling or quantised weights."""
+    """Raise UnsupportedModelError for an encoder-decoder, experts, groups of bytes, dynamic scaling or quantisation."""
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError("spec.model.name is an encoder-decoder: choose an encoder or a decoder.")
     if getattr(config, "quantization_config", None) is not None:
@@ -49,6 +50,11 @@ def refuse_config(config: PreTrainedConfig) -> None:
                     f"spec.model.name is a mixture of experts ({field}: {getattr(part, field)}), whose experts process "
                     "the whole batch at once: choose a dense model."
                 )
+        if part.model_type == "blt":
+            raise UnsupportedModelError(
+                "spec.model.name is a byte latent transformer, which computes all records of a batch in as many groups "
+                "of bytes as one of them needs: choose a model that reads tokens."
+            )
         rope = getattr(part, "rope_parameters", None) or {}
         scalings = [scaling for scaling in (rope, *rope.values()) if isinstance(scaling, dict)]
         if any(scaling.get("rope_type") == "dynamic" for scaling in scalings):
