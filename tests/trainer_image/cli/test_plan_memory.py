@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 from e2e.platform.trainer.rank_harness import make_tokenizer
+from tensorguard.cli import plan_memory
 from tensorguard.cli.arguments import memory_size
 from tensorguard.cli.job_loading import load_job
 from tensorguard.cli.main import main
@@ -76,7 +77,8 @@ def test_too_little_memory_of_a_worker_is_a_warning(
     shown = capsys.readouterr()
     assert "Does not fit in the worker's memory of 512 MiB." in shown.out
     assert re.fullmatch(
-        r"warning: spec.cluster.worker.memory: 512Mi is less than the .* GiB that a worker needs: raise it to 2Gi\n",
+        r"warning: spec.cluster.worker.memory: 512Mi is less than the .* GiB that a worker needs: "
+        r"to make it fit, add this:\n  --set spec.cluster.worker.memory=2Gi\n",
         shown.err,
     )
 
@@ -102,20 +104,134 @@ def test_gpu_that_is_too_small_is_a_failure(
     assert shown.err.endswith("that a worker needs: choose a smaller model or a GPU with more memory\n")
 
 
-def test_proposed_changes_make_a_worker_fit(write_manifest: Write, llama: dict[str, Any], tmp_path: Path) -> None:
-    def memory(*changes: str) -> WorkerMemory:
-        job = load_job(write_manifest(**llama), [f"spec.training.{change}" for change in changes]).job
-        return worker_memory(job, tmp_path, gpu_memory=1584 << 20)
+RECOMPUTE = "spec.training.gradientCheckpointing=true"
 
-    too_large = memory()
-    assert too_large.fits is False
-    lower, recompute = too_large.remedies
-    number = int(lower.removeprefix("lower spec.training.microBatchSize to "))
-    assert number in (1, 2, 4)
-    assert memory(f"microBatchSize={number}").fits
-    assert not memory(f"microBatchSize={2 * number}").fits
-    assert recompute == "set spec.training.gradientCheckpointing to true"
-    assert memory("gradientCheckpointing=true").fits
+
+def records(number: int) -> str:
+    return f"spec.training.microBatchSize={number}"
+
+
+def gpus(number: int) -> str:
+    return f"spec.cluster.worker.gpus={number}"
+
+
+def scheme(name: str) -> str:
+    return f"spec.model.quantization={name}"
+
+
+@pytest.fixture
+def large_llama(llama: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """The same with most of its memory in the weights."""
+    size = {"hidden_size": 2048, "intermediate_size": 5504, "num_hidden_layers": 12, "num_attention_heads": 16}
+    LlamaConfig(vocab_size=4000, max_position_embeddings=512, **size).save_pretrained(tmp_path / "llama")
+    return {
+        **llama,
+        "training": {**FEW_STEPS["training"], "microBatchSize": 8, "maxLength": 64},
+        "cluster": {"workers": 2, "worker": {"gpus": 1, "memory": "4Gi"}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "expected"),
+    [
+        (2850, [[records(2)], [RECOMPUTE]]),
+        (2600, [[RECOMPUTE, scheme("INT8")], [RECOMPUTE, gpus(2)]]),
+        (
+            2000,
+            [[RECOMPUTE, scheme("NF4")], [RECOMPUTE, gpus(4), records(4), "spec.cluster.worker.memory=5Gi"]],
+        ),
+        (
+            1865,
+            [
+                [RECOMPUTE, scheme("NF4"), records(4)],
+                [RECOMPUTE, gpus(8), records(4), "spec.cluster.worker.memory=9Gi"],
+            ],
+        ),
+        (1720, [[RECOMPUTE, scheme("NF4"), gpus(2), records(2), "spec.cluster.worker.memory=5Gi"]]),
+        (1500, []),
+    ],
+)
+def test_first_change_of_each_kind_makes_a_worker_fit(
+    write_manifest: Write, large_llama: dict[str, Any], tmp_path: Path, mebibytes: int, expected: list[list[str]]
+) -> None:
+    def memory(*changes: str) -> WorkerMemory:
+        return worker_memory(load_job(path, changes).job, tmp_path, gpu_memory=mebibytes << 20)
+
+    path = write_manifest(**large_llama)
+    found = memory()
+    assert found.fits is False
+    assert [list(remedy) for remedy in found.remedies] == expected
+    assert found.figures()["remedies"] == found.remedies
+    for remedy in found.remedies:
+        changed = memory(*remedy)
+        assert changed.fits
+        assert not [*changed.warnings()]
+
+
+def test_changes_are_shown_as_the_command_takes_them(
+    write_manifest: Write, large_llama: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", write_manifest(**large_llama), "--gpu-memory", "2600Mi"]) == 1
+    assert capsys.readouterr().err.endswith(
+        " GiB that a worker needs: to make it fit, add one of these:\n"
+        f"  --set {RECOMPUTE} --set spec.model.quantization=INT8\n"
+        f"  --set {RECOMPUTE} --set spec.cluster.worker.gpus=2\n"
+        "Quantisation takes time and changes results a little: docs/choosing-hyperparameters.md\n"
+    )
+
+
+def test_gpu_of_unknown_size_is_compared_with_the_largest_common_one(
+    write_manifest: Write,
+    large_llama: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan_memory, "GPU_SIZES", (1, 3))
+    path = write_manifest(**large_llama)
+    assert main(["plan", path, "--set", records(4)]) == 0
+    assert capsys.readouterr().out.endswith(
+        "\nDoes not fit on a GPU of 3 GB: to make it fit, add one of these:\n"
+        f"  --set {records(2)}\n  --set {RECOMPUTE}\n"
+    )
+    assert main(["plan", path, "--set", RECOMPUTE]) == 0
+    assert capsys.readouterr().out.endswith("\nFits on GPUs of 3 GB.\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param((scheme("INT8"),), [[scheme("NF4")], [gpus(2)]], id="INT8 already"),
+        pytest.param((scheme("NF4"),), [[gpus(2)]], id="NF4 already"),
+        pytest.param(
+            ("spec.model.sharding=Replicated", gpus(2)),
+            [[scheme("INT8")], [gpus(2), "spec.model.sharding=Worker"]],
+            id="GPUs that share nothing",
+        ),
+        pytest.param(("spec.cluster.workers=200",), [[scheme("INT8")]], id="too many GPUs"),
+    ],
+)
+def test_changes_start_from_the_manifest(
+    write_manifest: Write,
+    large_llama: dict[str, Any],
+    tmp_path: Path,
+    changes: tuple[str, ...],
+    expected: list[list[str]],
+) -> None:
+    own = [RECOMPUTE, records(1), "spec.cluster.worker.memory=32Gi", *changes]
+    job = load_job(write_manifest(**large_llama), own).job
+    limit = worker_memory(job, tmp_path, gpu_memory=1 << 50).needed - (8 << 20)
+    found = worker_memory(job, tmp_path, gpu_memory=limit)
+    assert [list(remedy) for remedy in found.remedies] == expected
+
+
+def test_change_that_the_model_refuses_is_not_proposed(
+    write_manifest: Write, large_llama: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    GPT2Config(vocab_size=4000, n_positions=512, n_embd=1536, n_layer=8).save_pretrained(tmp_path / "llama")
+    monkeypatch.setattr(GPT2LMHeadModel, "supports_gradient_checkpointing", False)
+    job = load_job(write_manifest(**large_llama), [records(1)]).job
+    limit = worker_memory(job, tmp_path, gpu_memory=1 << 50).needed - (8 << 20)
+    assert worker_memory(job, tmp_path, gpu_memory=limit).remedies == ((gpus(2),),)
 
 
 def test_memory_of_the_host_is_checked_beside_the_gpu(

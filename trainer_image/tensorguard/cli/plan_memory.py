@@ -8,11 +8,12 @@ loaded.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tensafe_api.manifest import dump_manifest, load_manifest
 from tensafe_api.resources.job import Spec, TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_quantity
 
@@ -36,6 +37,12 @@ ALLOCATOR_SHARE = 0.10
 GPU_SIZES = (24, 40, 48, 80)
 """Common GPUs, in GB of 10^9 bytes: cards of this name have a little more."""
 _GIB = 1 << 30
+_SCHEMES = ("INT8", "NF4")
+"""Values of spec.model.quantization, the one that changes results less first."""
+_GPUS = (2, 4, 8)
+
+Changes = tuple[str, ...]
+"""Changes of a manifest, each as `--set` takes it."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,8 @@ class WorkerMemory:
     Attributes:
         spec: of the job.
         available: bytes of the GPU, or of the worker on a CPU; None for a GPU of unknown size.
-        remedies: what to change if it does not fit, each as a part of a sentence.
+        remedies: changes with which it fits, each by itself, if it does not without. For a GPU of unknown size: with
+            which it fits on the largest of `GPU_SIZES`.
     """
 
     spec: Spec
@@ -53,7 +61,7 @@ class WorkerMemory:
     precision: str
     estimate: MemoryEstimate
     available: int | None
-    remedies: tuple[str, ...]
+    remedies: tuple[Changes, ...] = ()
 
     @property
     def needed(self) -> int:
@@ -90,8 +98,19 @@ class WorkerMemory:
             "needed": self.needed,
             "available": self.available,
             "fits": self.fits,
+            "remedies": self.remedies,
             "host": self.host if self.device == "cuda" else None,
         }
+
+    def advice(self) -> str:
+        """What to change, if it does not fit."""
+        if not self.remedies:
+            return "choose a smaller model or a GPU with more memory"
+        lines = ["to make it fit, add this:" if len(self.remedies) == 1 else "to make it fit, add one of these:"]
+        lines += ["  " + " ".join(f"--set {change}" for change in remedy) for remedy in self.remedies]
+        if any(change.startswith("spec.model.quantization=") for remedy in self.remedies for change in remedy):
+            lines.append("Quantisation takes time and changes results a little: docs/choosing-hyperparameters.md")
+        return "\n".join(lines)
 
     def warnings(self) -> Iterator[str]:
         """What does not fit, with the fix."""
@@ -100,8 +119,7 @@ class WorkerMemory:
             where = f"spec.cluster.worker.memory: {worker.memory}"
             if self.device == "cuda":
                 where = f"--gpu-memory: {size_text(self.available)}"
-            fix = ", or ".join(self.remedies)
-            yield f"{where} is less than the {size_text(self.needed)} that a worker needs: {fix}"
+            yield f"{where} is less than the {size_text(self.needed)} that a worker needs: {self.advice()}"
         if self.device == "cuda" and parse_quantity(worker.memory) < self.host:
             yield (
                 f"spec.cluster.worker.memory: {worker.memory} is less than the {size_text(self.host)} that a worker "
@@ -125,21 +143,21 @@ def worker_memory(job: TenSafeTrainingJob, base_dir: Path, gpu_memory: int | Non
     from tensorguard.runners.preflight import with_absolute_paths
     from tensorguard.training.base_model import precision_of
 
-    spec = with_absolute_paths(job, base_dir).spec
+    job = with_absolute_paths(job, base_dir)
+    spec = job.spec
     device: Device = "cuda" if gpu_memory is not None or spec.cluster.worker.gpus else "cpu"
     available = gpu_memory if device == "cuda" else int(parse_quantity(spec.cluster.worker.memory))
     precision = precision_of(job, torch.device(device))
     source = resolve_model(spec.model.name, spec.model.revision)
     model = MemoryModel(spec, source, device, precision)
-    found = WorkerMemory(spec, device, precision, model.estimate(spec.training.micro_batch_size), available, ())
-    if found.fits is not False or available is None:
+    found = WorkerMemory(spec, device, precision, model.estimate(spec.training.micro_batch_size), available)
+    limit = GPU_SIZES[-1] * 10**9 if available is None else available
+    if found.needed <= limit:
         return found
-    remedies = tuple(_remedies(spec, model, source, device, precision, available))
+    remedies = tuple(_remedies(_Search(job, source, found, limit)))
     if device == "cpu":
-        remedies = (f"raise it to {math.ceil(found.needed / _GIB)}Gi", *remedies)
-    elif not remedies:
-        remedies = ("choose a smaller model or a GPU with more memory",)
-    return WorkerMemory(spec, device, precision, found.estimate, available, remedies)
+        remedies = ((f"spec.cluster.worker.memory={math.ceil(found.needed / _GIB)}Gi",), *remedies)
+    return replace(found, remedies=remedies)
 
 
 def _needed(estimate: MemoryEstimate, device: Device) -> int:
@@ -152,34 +170,81 @@ def _allocator(estimate: MemoryEstimate) -> int:
     return int(ALLOCATOR_SHARE * estimate.total)
 
 
-def _remedies(
-    spec: Spec, model: MemoryModel, source: ModelSource, device: Device, precision: str, available: int
-) -> Iterator[str]:
-    """Changes of the manifest with which the job fits, for one that does not."""
-    from tensorguard.models.memory import MemoryModel
-    from tensorguard.models.unsupported import UnsupportedModelError
+@dataclass(frozen=True)
+class _Search:
+    """Tries changes of a job that does not fit in `limit` bytes. `before` is its memory without them."""
 
-    own = spec.training.micro_batch_size
-    lower = _largest(model, device, own, available)
-    if lower is not None:
-        yield f"lower spec.training.microBatchSize to {lower}"
-    if spec.training.gradient_checkpointing:
+    job: TenSafeTrainingJob
+    source: ModelSource
+    before: WorkerMemory
+    limit: int
+
+    def model(self, *changes: str) -> tuple[Spec, MemoryModel] | None:
+        """The job after `changes`; None if a rule of the manifest or the model refuses them."""
+        from tensorguard.models.memory import MemoryModel
+
+        try:
+            spec = load_manifest(dump_manifest(self.job, "json"), changes).spec
+            return spec, MemoryModel(spec, self.source, self.before.device, self.before.precision)
+        except ValueError:
+            return None
+
+    def remedy(self, *changes: str) -> tuple[int, Changes] | None:
+        """The most records at once with which the job fits after `changes`, and all changes that this takes.
+
+        None if it does not fit with any number of records.
+        """
+        if (changed := self.model(*changes)) is None:
+            return None
+        spec, model = changed
+        own = spec.training.micro_batch_size
+        memory = replace(self.before, spec=spec, estimate=model.estimate(1))  # first, so that most failures cost one
+        if memory.needed > self.limit:
+            return None
+        powers = (1 << power for power in reversed(range(1, (own - 1).bit_length())))
+        for size in [own, *powers] if own > 1 else []:
+            larger = replace(memory, estimate=model.estimate(size))
+            if larger.needed <= self.limit:
+                memory = larger
+                break
+        size = memory.estimate.micro_batch
+        if size != own:
+            changes += (f"spec.training.microBatchSize={size}",)
+        if memory.device == "cuda" and memory.host > parse_quantity(spec.cluster.worker.memory):
+            changes += (f"spec.cluster.worker.memory={math.ceil(memory.host / _GIB)}Gi",)
+        return size, changes
+
+
+def _remedies(search: _Search) -> Iterator[Changes]:
+    """The first change of each kind with which the job fits, the cheapest kinds first.
+
+    Fewer records at once and gradient checkpointing change no result. If they do not suffice: quantisation, and more
+    GPUs for each worker, each on top of them. If neither does: both.
+    """
+    spec = search.before.spec
+    recompute: Changes = () if spec.training.gradient_checkpointing else ("spec.training.gradientCheckpointing=true",)
+    fewer, recomputed = search.remedy(), search.remedy(*recompute) if recompute else None
+    if fewer:
+        yield fewer[1]
+    if recomputed and (not fewer or recomputed[0] > fewer[0]):
+        yield recomputed[1]
+    if fewer or recomputed or search.before.device == "cpu":
         return
-    training = spec.training.model_copy(update={"gradient_checkpointing": True})
-    try:
-        recomputing = MemoryModel(spec.model_copy(update={"training": training}), source, device, precision)
-    except UnsupportedModelError:
-        return
-    most = _largest(recomputing, device, own, available)
-    if most is not None and most > (lower or 0):
-        also = "" if most == own else f" and spec.training.microBatchSize to {most}"
-        yield f"set spec.training.gradientCheckpointing to true{also}"
+    if recompute and search.model(*recompute) is None:
+        recompute = ()
+    own = spec.model.quantization
+    schemes = [f"spec.model.quantization={scheme}" for scheme in _SCHEMES[_SCHEMES.index(own) + 1 if own else 0 :]]
+    shared = ("spec.model.sharding=Worker",) if spec.model.sharding == "Replicated" else ()
+    gpus = [(f"spec.cluster.worker.gpus={count}", *shared) for count in _GPUS if count >= spec.cluster.worker.gpus]
+    alone = [_first(search, recompute, [(scheme,) for scheme in schemes]), _first(search, recompute, gpus)]
+    if any(alone):
+        yield from filter(None, alone)
+    elif schemes and (both := _first(search, (*recompute, schemes[-1]), gpus)):
+        yield both
 
 
-def _largest(model: MemoryModel, device: Device, own: int, available: int) -> int | None:
-    """The largest micro-batch that fits, of `own` and the powers of two below it; None if none does."""
-    sizes = [own, *(1 << power for power in reversed(range((own - 1).bit_length())))]
-    return next((size for size in sizes if _needed(model.estimate(size), device) <= available), None)
+def _first(search: _Search, always: Changes, candidates: Iterable[Changes]) -> Changes | None:
+    return next((found[1] for each in candidates if (found := search.remedy(*always, *each))), None)
 
 
 def print_memory(memory: WorkerMemory) -> None:
@@ -195,9 +260,8 @@ def print_memory(memory: WorkerMemory) -> None:
         print(f"\n{verb} {place} {size_text(memory.available)}.")
     else:
         fitting = [f"{size} GB" for size in GPU_SIZES if memory.needed <= size * 10**9]
-        print(
-            f"\nFits on GPUs of {', '.join(fitting)}." if fitting else f"\nDoes not fit on a GPU of {GPU_SIZES[-1]} GB."
-        )
+        none = f"Does not fit on a GPU of {GPU_SIZES[-1]} GB: {memory.advice()}"
+        print(f"\nFits on GPUs of {', '.join(fitting)}." if fitting else f"\n{none}")
 
 
 def _parts(memory: WorkerMemory) -> Iterator[Row]:

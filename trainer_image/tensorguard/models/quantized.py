@@ -61,7 +61,8 @@ class QuantizedLinear(nn.Linear):
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.dtype = layer.weight.dtype
         self.scheme = scheme
-        encoded = [_SCHEMES[scheme].encode(layer.weight.detach()[rows].float()) for rows in self._pieces()]
+        pieces = [slice(None)] if layer.weight.is_meta else self._pieces()  # in one go where nothing is computed
+        encoded = [_SCHEMES[scheme].encode(layer.weight.detach()[rows].float()) for rows in pieces]
         codes, scales = (torch.cat(parts) for parts in zip(*encoded))
         self.codes = nn.Parameter(codes, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)
