@@ -57,6 +57,12 @@ def test_validate_prints_the_completed_manifest(write_manifest: Write, capsys: p
     assert spec["checkpoint"]["everySteps"] == 2
 
 
+INIT_FROM = {
+    "uri": "final",
+    "earlierSteps": [{"sampleRate": "0.064", "noiseMultiplier": "0.643715", "steps": 40}],
+}
+
+
 @pytest.mark.parametrize(
     ("changes", "rows"),
     [
@@ -70,11 +76,18 @@ def test_validate_prints_the_completed_manifest(write_manifest: Write, capsys: p
             ),
         ),
         ({"privacy__reserveSteps": 1}, ("if the reserved step is charged as well",)),
+        (
+            {"lora__initFrom": INIT_FROM, "privacy__targetEpsilon": "12", "privacy__targetDelta": "0.000025"},
+            (
+                "ε before this job 7.726 of the trainings in spec.lora.initFrom, which every ε here counts",
+                "of 100 steps and 40 earlier ones to sign off; target 12",
+            ),
+        ),
     ],
-    ids=["defaults", "one reserved step"],
+    ids=["defaults", "one reserved step", "an earlier adapter"],
 )
-def test_validate_explains_the_numbers_of_steps(
-    changes: dict[str, int], rows: tuple[str, ...], write_manifest: Write, capsys: pytest.CaptureFixture[str]
+def test_validate_explains_the_figures(
+    changes: dict[str, Any], rows: tuple[str, ...], write_manifest: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call("validate", write_manifest(**changes)) == 0
     shown = " ".join(capsys.readouterr().out.split())

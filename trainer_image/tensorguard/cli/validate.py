@@ -84,7 +84,9 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
         else f"if all {plan.reserve_steps:,} reserved steps are charged as well"
     )
     origin = f"calibrated for {steps_text(total)}" if calibrated else "as in the manifest"
+    earlier = "of the trainings in spec.lora.initFrom, which every ε here counts"
     return [
+        *([("ε before this job", format_epsilon(plan.epsilon(0)), earlier)] if before else []),
         (
             "ε claimed",
             format_epsilon(plan.epsilon_claimed(0)),
