@@ -244,7 +244,7 @@ def _missing(location: Location) -> str:
 def _none_of(value: Any, expected: str) -> str:
     words = expected.replace("'", "").replace(" or ", ", ").split(", ")
     folded = {word.lower(): word for word in words}
-    nearest = difflib.get_close_matches(str(value).lower(), folded, n=1)
+    nearest = difflib.get_close_matches(str(value).lower(), folded, n=1, cutoff=0.8)  # INT4 is no slip for INT8
     fix = f"did you mean {folded[nearest[0]]}?" if nearest else "choose one of them"
     return f"{_shown(value)} is none of {', '.join(words)}: {fix}"
 

@@ -324,3 +324,14 @@ def test_value_that_no_float_or_encoding_can_hold_is_refused_with_its_field(valu
 def test_size_without_a_unit_is_refused_with_an_example() -> None:
     with pytest.raises(ManifestError, match="is a number without quotes: write a size such as"):
         parse_job(changed(MINIMAL, {"spec.cluster.worker": {"memory": 64}}))
+
+
+@pytest.mark.parametrize(
+    ("value", "fix"), [("INT4", "choose one of them"), ("NF8", "choose one of them"), ("int8", "did you mean INT8?")]
+)
+def test_value_that_is_no_slip_gets_the_list(value: str, fix: str) -> None:
+    manifest = yaml.safe_load(SHORTEST)
+    manifest["spec"]["model"]["quantization"] = value
+    with pytest.raises(ManifestError) as refusal:
+        parse_job(manifest)
+    assert f'spec.model.quantization: "{value}" is none of NF4, INT8: {fix}' in str(refusal.value)
