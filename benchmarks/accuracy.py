@@ -12,7 +12,6 @@ and noise are secret and differ in every run.
 
 from __future__ import annotations
 
-import argparse
 import math
 import multiprocessing
 import statistics
@@ -26,6 +25,7 @@ import torch
 
 from benchmarks import corpora, minilm, tensafe_job
 from benchmarks.classification import TARGET_EPSILON, WORKLOADS, Workload, add_data_option
+from benchmarks.command import option_parser
 from benchmarks.group import run_ranks, worker_group
 from benchmarks.peers import opacus_classifier
 from tensafe_api.resources.job import TenSafeTrainingJob
@@ -84,10 +84,18 @@ def main() -> int:
     The exit status is 1 if TenSafe's mean is more than 0.01 below Opacus' at the same learning rate, unless the runs
     were shortened. Where the data are absent it is 0, and nothing runs.
     """
-    parser = argparse.ArgumentParser(description="Test accuracy, TenSafe and Opacus.")
+    parser = option_parser("accuracy", "Test accuracy, TenSafe and Opacus.")
     add_data_option(parser)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[TARGET_EPSILON, 3.0])
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="seeds of the runs (default 1 2 3 4 5)"
+    )
+    parser.add_argument(
+        "--epsilons",
+        type=float,
+        nargs="+",
+        default=[TARGET_EPSILON, 3.0],
+        help="the ε to keep, one after the other (default 8 3)",
+    )
     parser.add_argument(
         "--steps", type=int, help="steps of a run (default: the workload's; with fewer the accuracies mean nothing)"
     )

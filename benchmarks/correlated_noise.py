@@ -15,7 +15,6 @@ last iterate of SGD with a linear decay (last), the mean of all iterates (mean),
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import statistics
@@ -30,6 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import corpora, minilm
 from benchmarks.classification import SST2, TARGET_EPSILON
+from benchmarks.command import option_parser
 from benchmarks.frozen_layers import frozen_outputs, numbered, use_cached_outputs
 from benchmarks.peers.opacus_trainer import Settings, make_private, take_steps
 from tensafe_api.calibration import calibrate
@@ -133,13 +133,24 @@ def _draws(rows: TensorDataset, bands: int, settings: Settings) -> Iterator[list
 
 def main() -> int:
     """Run the command line, which prints one line for each number of bands and learning rate."""
-    parser = argparse.ArgumentParser(description="Accuracy on SST-2 with correlated noise.")
-    parser.add_argument("--epsilon", type=float, default=TARGET_EPSILON)
-    parser.add_argument("--bands", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--minimise", choices=get_args(Goal), default="mean")
+    parser = option_parser("correlated_noise", "Accuracy on SST-2 with correlated noise.")
+    parser.add_argument("--epsilon", type=float, default=TARGET_EPSILON, help="the ε to keep (default %(default)g)")
+    parser.add_argument(
+        "--bands",
+        type=int,
+        nargs="+",
+        default=[1, 4],
+        help="bands of the factorisation; 1: independent noise (default 1 4)",
+    )
+    parser.add_argument(
+        "--minimise",
+        choices=get_args(Goal),
+        default="mean",
+        help="error that the factorisation minimises (default %(default)s)",
+    )
     parser.add_argument("--rates", type=float, nargs="*", default=[2e-2], help="none: the noise only")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--steps", type=int, default=SST2.steps)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="seeds of the runs (default 1 2)")
+    parser.add_argument("--steps", type=int, default=SST2.steps, help="steps of a run (default %(default)s)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     try:

@@ -10,7 +10,6 @@ neither, is the public evaluation set.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.command import option_parser
 from benchmarks.corpora import CorpusMissing, e2e
 from benchmarks.llama import llama
 from tensorguard.distributed import DistributedDPConfig, TenSafeTrainer, TenSafeTrainingConfig
@@ -87,9 +87,9 @@ def make_base(directory: Path, public: list[Pair]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line, which prints one line for each rate. Where E2E is absent, nothing runs."""
-    parser = argparse.ArgumentParser(description="Loss over learning rates on E2E, by TenSafe with a small Llama.")
-    parser.add_argument("--rates", type=float, nargs="+", required=True)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser = option_parser("e2e_nlg", "Loss over learning rates on E2E, by TenSafe with a small Llama.")
+    parser.add_argument("--rates", type=float, nargs="+", required=True, help="peak learning rates to try")
+    parser.add_argument("--epochs", type=int, default=3, help="epochs of a run (default %(default)s)")
     options = parser.parse_args(arguments)
     try:
         private, (public, evaluation) = pairs("devset"), split_by_meaning(pairs("testset_w_refs"))

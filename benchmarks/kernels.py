@@ -12,7 +12,6 @@ with the largest number of records at once in fp32.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -23,6 +22,7 @@ import torch
 from peft import PeftModel
 from transformers.utils import logging
 
+from benchmarks.command import option_parser
 from benchmarks.llama import llama
 from tensafe_api.resources.model import Quantization
 from tensorguard.data.rows import TokenRows
@@ -159,8 +159,8 @@ def table(sizes: list[int], precisions: list[str], device: torch.device, repeats
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description="Bit-equality and cost of records at once.")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 3, 8, 32])
+    parser = option_parser("kernels", "Bit-equality and cost of records at once.")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 3, 8, 32], help="records at once (default 1 3 8 32)")
     parser.add_argument("--precisions", nargs="+", choices=("fp32", "tf32", "bf16", "fp16"), help="default: all")
     parser.add_argument("--repeats", type=int, default=9, help="how often each micro-batch is timed")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads of PyTorch")

@@ -14,7 +14,6 @@ The outputs of the layers below the adapter are computed once (``frozen_layers``
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import corpora, minilm, tensafe_job
+from benchmarks.command import option_parser
 from benchmarks.frozen_layers import frozen_outputs, numbered, use_cached_outputs
 from benchmarks.peers.opacus_trainer import Settings, train
 from tensafe_api.manifest import load_manifest
@@ -48,11 +48,20 @@ def _examples(data: str, spec: Spec) -> tuple[corpora.Examples, corpora.Examples
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, which prints one line for each rate and seed."""
-    parser = argparse.ArgumentParser(description="Accuracy over learning rates, by Opacus.")
-    parser.add_argument("--data", choices=("quickstart", "sst2"), default="quickstart")
-    parser.add_argument("--rates", type=float, nargs="+", required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="PATH=VALUE")
+    parser = option_parser("learning_rates", "Accuracy over learning rates, by Opacus.")
+    parser.add_argument(
+        "--data", choices=("quickstart", "sst2"), default="quickstart", help="the data set (default %(default)s)"
+    )
+    parser.add_argument("--rates", type=float, nargs="+", required=True, help="peak learning rates to try")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="seeds of the runs (default 1)")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="change the job, as `tensafe run --set` does",
+    )
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)

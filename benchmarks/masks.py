@@ -9,7 +9,6 @@ than a job can have are measured too. The network is not part of it; the table s
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from benchmarks.command import option_parser
 from tensorguard.aggregation import keys
 from tensorguard.aggregation.keys import PairKey, agree_pair_keys
 from tensorguard.aggregation.masks import pairwise_mask
@@ -135,10 +135,12 @@ def measure(workers: int, dimension: int, repeats: int) -> Cost:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What one worker computes for secure aggregation")
+    parser = option_parser("masks", "What one worker computes for secure aggregation")
     parser.add_argument("--dimension", type=int, default=1_000_000, help="trainable numbers")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
+    parser.add_argument("--repeats", type=int, default=5, help="how often each size is timed (default 5)")
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=WORKERS, help="sizes of the group (default: 2 to 256)"
+    )
     options = parser.parse_args()
     print(HEADER)
     for workers in options.workers:

@@ -9,12 +9,12 @@ not of the search.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import warnings
 
 from opacus.accountants.utils import get_noise_multiplier
 
+from benchmarks.command import option_parser
 from tensafe_api import accounting
 from tensafe_api.calibration import calibrate
 
@@ -34,7 +34,7 @@ MAX_DIFFERENCE = 0.002
 
 def main() -> int:
     """Run the command line. The exit status is 1 if PLD's σ differs from PRV's by more than 0.2 % in a setting."""
-    parser = argparse.ArgumentParser(description="Noise multipliers by RDP, PLD and Opacus' PRV.")
+    parser = option_parser("noise", "Noise multipliers by RDP, PLD and Opacus' PRV.")
     parser.add_argument("--settings", type=int, default=len(SETTINGS), help="the first so many settings (default: all)")
     settings = SETTINGS[: parser.parse_args().settings]
     warnings.filterwarnings("ignore", module="opacus")

@@ -15,7 +15,6 @@ The exit status is 1 if a goal is missed at 1,000 jobs or more. The figures are 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -25,6 +24,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.command import option_parser
 from benchmarks.operator_parts import PARTS, Figure, Parts
 from benchmarks.testbed import ROOT, Testbed
 from e2e.platform.api_server import connect
@@ -60,9 +60,7 @@ async def measure(testbed: Testbed, jobs: int, parts: list[str]) -> Parts:
 
 def main() -> int:
     """Run the command line. The exit status is 0, and nothing runs, where the servers cannot be built without Go."""
-    parser = argparse.ArgumentParser(
-        description="Measure the operator at many jobs, and KubeRay's operator for comparison."
-    )
+    parser = option_parser("operator", "Measure the operator at many jobs, and KubeRay's operator for comparison.")
     parser.add_argument(
         "--jobs", type=int, default=GOAL_JOBS, help="number of jobs (default %(default)s; the goals are for them)"
     )

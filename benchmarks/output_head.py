@@ -8,7 +8,6 @@ median time of a pass and the peak of the memory that it adds go out, with their
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import statistics
 import sys
@@ -17,6 +16,7 @@ import time
 import torch
 
 from benchmarks import memory
+from benchmarks.command import option_parser
 from benchmarks.llama import llama
 from tensorguard.data.rows import TokenRows
 from tensorguard.models.load import prepare_base
@@ -54,11 +54,11 @@ def measure(in_chunks: bool, words: int, tokens: int, records: int, passes: int)
 
 def main() -> int:
     """Run the command line, which prints one line for each way and one with the ratios."""
-    parser = argparse.ArgumentParser(description="Memory and time of the loss of a large vocabulary.")
-    parser.add_argument("--words", type=int, default=152_000)
-    parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--records", type=int, default=4)
-    parser.add_argument("--passes", type=int, default=5)
+    parser = option_parser("output_head", "Memory and time of the loss of a large vocabulary.")
+    parser.add_argument("--words", type=int, default=152_000, help="size of the vocabulary (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens of a record (default %(default)s)")
+    parser.add_argument("--records", type=int, default=4, help="records at once (default %(default)s)")
+    parser.add_argument("--passes", type=int, default=5, help="timed passes (default %(default)s)")
     options = parser.parse_args()
     found = []
     for in_chunks in (False, True):

@@ -19,7 +19,6 @@ the system, so malloc maps each block of 64 KiB or more by itself (MALLOC_MMAP_T
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -45,6 +44,7 @@ from transformers import (
 )
 
 from benchmarks import memory
+from benchmarks.command import option_parser
 from benchmarks.corpora import ROOT
 from e2e.platform.trainer.image_jobs import IMAGE_MANIFEST, images
 from e2e.platform.trainer.rank_harness import (
@@ -216,10 +216,16 @@ def process_mib() -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. The exit status is 1 if an estimate is more than 10 % off."""
-    parser = argparse.ArgumentParser(description="Estimated and measured memory of a worker.")
-    parser.add_argument("--models", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--micro-batches", type=int, nargs="+", default=[1, 4, 8])
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser = option_parser("plan_memory", "Estimated and measured memory of a worker.")
+    parser.add_argument(
+        "--models", nargs="+", choices=list(CASES), default=list(CASES), help="models to measure (default: all)"
+    )
+    parser.add_argument(
+        "--micro-batches", type=int, nargs="+", default=[1, 4, 8], help="records at once (default 1 4 8)"
+    )
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="device of the worker (default %(default)s)"
+    )
     parser.add_argument("--here", action="store_true", help="measure the first pair in this process, and print JSON")
     options = parser.parse_args(arguments)
     if options.here:

@@ -13,7 +13,6 @@ backward pass, clipping and rounding, with all forms in turn: the median of the 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from transformers.utils import logging
 
 from benchmarks import accuracy, corpora, kernels
 from benchmarks.classification import SST2, TARGET_EPSILON
+from benchmarks.command import option_parser
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.model import Quantization
 from tensorguard.models.bit_equality import use_deterministic_kernels
@@ -115,10 +115,10 @@ def _megabytes(model: nn.Module) -> tuple[float, float]:
 
 def main() -> int:
     """Run the command line. Where SST-2 is absent, only the cost is measured."""
-    parser = argparse.ArgumentParser(description="A quantised base beside bf16 and fp32.")
+    parser = option_parser("quantization", "A quantised base beside bf16 and fp32.")
     parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2], help="none: no accuracy")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=[*FORMS], help="of the accuracy; default: all")
-    parser.add_argument("--epsilon", type=float, default=TARGET_EPSILON)
+    parser.add_argument("--epsilon", type=float, default=TARGET_EPSILON, help="the ε to keep (default %(default)g)")
     parser.add_argument(
         "--steps",
         type=int,

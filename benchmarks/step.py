@@ -11,12 +11,12 @@ the smallest and the largest. Nothing else should run on the machine.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks import corpora, tensafe_step
+from benchmarks.command import option_parser
 from benchmarks.peers import opacus_step
 from benchmarks.peers.opacus_step import StepCost
 
@@ -40,10 +40,10 @@ def table(rounds: Sequence[Mapping[str, StepCost]]) -> Iterator[str]:
 
 def main() -> int:
     """Run the command line. The exit status is 0, and nothing runs, where SST-2 is absent."""
-    parser = argparse.ArgumentParser(description="Time and memory of one step, TenSafe and Opacus.")
-    parser.add_argument("--micro-batch", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = option_parser("step", "Time and memory of one step, TenSafe and Opacus.")
+    parser.add_argument("--micro-batch", type=int, default=64, help="records at once (default 64)")
+    parser.add_argument("--repeats", type=int, default=5, help="timed steps of a variant in each round (default 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds, in which the variants take turns (default 5)")
     parser.add_argument(
         "--threads", type=int, default=2, help="CPU threads of the variants with one process (default 2)"
     )

@@ -11,7 +11,6 @@ The name of a variant comes in. ``StepCost`` goes out, as for the peers. Each va
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -28,6 +27,7 @@ import numpy as np
 import torch
 
 from benchmarks import corpora, memory, tensafe_job
+from benchmarks.command import option_parser
 from benchmarks.group import run_ranks, worker_group
 from benchmarks.peers.opacus_step import BATCH, StepCost, full_length_rows
 from benchmarks.plain import plain_step
@@ -174,11 +174,11 @@ def _no_mask(_pairs: Mapping[int, PairKey], _rank: int, _step: int, length: int)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line: measure one variant in this process and print it as JSON."""
-    parser = argparse.ArgumentParser(description="Time and memory of one step of TenSafe.")
-    parser.add_argument("--variant", choices=VARIANTS, required=True)
-    parser.add_argument("--micro-batch", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
+    parser = option_parser("tensafe_step", "Time and memory of one step of TenSafe.")
+    parser.add_argument("--variant", choices=VARIANTS, required=True, help="the step to measure")
+    parser.add_argument("--micro-batch", type=int, default=64, help="records at once (default %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="timed steps (default %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default %(default)s)")
     options = parser.parse_args(arguments)
     print(json.dumps(asdict(measure_here(options.variant, options.micro_batch, options.repeats, options.threads))))
     return 0

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+from benchmarks.command import option_parser
 from benchmarks.gpu import correctness, fit, measure
 from benchmarks.gpu.measure import Ahead, Rounds, spread
 from benchmarks.gpu.setting import FULL, GIB, MIB, PRECISION, TINY, Setting
@@ -169,12 +170,14 @@ def report_fits(setting: Setting, channel: Channel, goals: list[Goal]) -> list[d
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="What a private step costs on a GPU.")
+    parser = option_parser("gpu", "What a private step costs on a GPU.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a tiny model, to try the code")
     parser.add_argument("--short", action="store_true", help="a tiny model and one round: the figures mean nothing")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)")
     parser.add_argument("--micro-batch", type=int, nargs="+", default=[32], help="records at once (default 32)")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="rounds, in which the variants take turns (default %(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=3, help="timed steps of a variant in each round (default 3)")
     parser.add_argument("--json", type=Path, default=Path("out/gpu.json"), help="file of all figures")
     return parser.parse_args(arguments)

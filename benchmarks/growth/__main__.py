@@ -24,6 +24,7 @@ from typing import Any
 from transformers.utils import logging
 
 from benchmarks import masks
+from benchmarks.command import option_parser
 from benchmarks.growth import pictures, steps
 from benchmarks.growth.steps import PARTS, StepCost
 
@@ -107,8 +108,10 @@ def _lines(found: list[StepCost]) -> dict[str, list[float]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description="What grows with the number of workers and of trained numbers.")
-    parser.add_argument("--parts", nargs="+", choices=MEASURED, default=list(MEASURED))
+    parser = option_parser("growth", "What grows with the number of workers and of trained numbers.")
+    parser.add_argument(
+        "--parts", nargs="+", choices=MEASURED, default=list(MEASURED), help="what to measure (default: all)"
+    )
     parser.add_argument("--steps", type=int, default=5, help="measured steps of each job (default 5)")
     parser.add_argument(
         "--short", action="store_true", help="small sizes: shows that it runs, the figures mean nothing"

@@ -11,7 +11,6 @@ run this module alone:
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -22,6 +21,7 @@ from opacus.accountants.utils import get_noise_multiplier
 
 from benchmarks import corpora, minilm
 from benchmarks.classification import TARGET_EPSILON, WORKLOADS, Workload, add_data_option
+from benchmarks.command import option_parser
 from benchmarks.frozen_layers import frozen_outputs, numbered, use_cached_outputs
 from benchmarks.peers.opacus_trainer import Settings, train
 
@@ -79,10 +79,10 @@ def accuracies(
 
 def main() -> int:
     """Run the command line. The exit status is 0, and nothing runs, where the data are absent."""
-    parser = argparse.ArgumentParser(description="Test accuracy by Opacus' PrivacyEngine.")
+    parser = option_parser("peers.opacus_classifier", "Test accuracy by Opacus' PrivacyEngine.")
     add_data_option(parser)
-    parser.add_argument("--epsilon", type=float, default=TARGET_EPSILON)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--epsilon", type=float, default=TARGET_EPSILON, help="the ε to keep (default %(default)g)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="seeds of the runs (default 1 2 3)")
     parser.add_argument("--learning-rate", type=float, help="AdamW's rate at the peak (default: the workload's)")
     parser.add_argument("--defaults", action="store_true", help="AdamW's own learning rate, and no schedule")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")

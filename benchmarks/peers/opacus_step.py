@@ -9,7 +9,6 @@ TenSafe's. To run this module alone:
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -21,6 +20,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from benchmarks import corpora, memory, minilm
+from benchmarks.command import option_parser
 from benchmarks.peers.steps import opacus_step, plain_step
 
 BATCH = 512
@@ -102,10 +102,10 @@ def measure(variant: str, *, micro_batch: int = 64, repeats: int = 5, threads: i
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line: a table of all variants, or with ``--variant`` the JSON of one."""
-    parser = argparse.ArgumentParser(description="Time and memory of one training step, with Opacus and without.")
+    parser = option_parser("peers.opacus_step", "Time and memory of one training step, with Opacus and without.")
     parser.add_argument("--variant", choices=VARIANTS, help="measure this variant in this process and print JSON")
-    parser.add_argument("--micro-batch", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--micro-batch", type=int, default=64, help="records at once (default %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="timed steps (default %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
     options = parser.parse_args(arguments)
     if options.variant:
