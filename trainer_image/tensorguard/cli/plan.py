@@ -177,13 +177,12 @@ def _draw(found: Sequence[Choice], name: str, path: Path) -> None:
     panel.plot(own.batch, 1.0, "o", color="white", markeredgecolor=PRIVACY, markersize=11, markeredgewidth=2, zorder=2)
     for choice, value in zip(found, noise):
         steps = f"{choice.plan.steps:,} steps" + ("\n(manifest)" if choice.own else "")
-        panel.annotate(
-            steps, (choice.batch, value), (0, 9), textcoords="offset points", ha="center", fontsize=8.5, color=INK
-        )
+        # The line falls to the right, so there is room above it on that side.
+        panel.annotate(steps, (choice.batch, value), (3, 8), textcoords="offset points", fontsize=8.5, color=INK)
     panel.set_xticks(batches, [f"{batch:,}" for batch in batches])
     panel.minorticks_off()
     panel.set_ylim(0, max(noise) * 1.25)
-    panel.margins(x=0.1)
+    panel.margins(x=0.13)
     panel.set_xlabel("expected batch")
     panel.set_ylabel("relative noise")
     panel.set_title(
