@@ -3,7 +3,7 @@
 PLD is the accountant of a job within limits, and RDP, which is looser, outside (`accountant_choice`). The RDP curves of
 steps add up, so the curve of one step is cached for each (q, σ) and scaled: an ε takes a tenth of a millisecond. For
 PLD the distribution of one step is cached: an ε takes a tenth of a second, and the first one of a (q, σ) up to half a
-second. So each mechanism keeps its last figures (`_epsilons`): a status has one ε for each checkpoint, and the operator
+second. So half a million figures are kept (`_kept_epsilon`): a status has one ε for each checkpoint, and the operator
 folds the ledgers of all jobs every few minutes. The memory of PLD grows with the privacy loss, and the number of steps
 comes from the pod that writes charges. Beyond bounds that no sensible job reaches, RDP replaces PLD; it is valid as
 well, and rarely below PLD.
@@ -61,8 +61,9 @@ PLD_POINTS_LIMIT = 1_000_000
 """Above this number of intervals, PLD is not used for several kinds of steps together. Authors of jobs write earlier
 ones. Of 350 random manifests, σ took at most 10 seconds, and 290 MB with what the caches keep."""
 
-MECHANISMS_KEPT, _STEPS_KEPT = 4096, 256
-"""How many mechanisms keep figures, and for how many numbers of steps each; a status lists at most 128 checkpoints."""
+MECHANISMS_KEPT, FIGURES_KEPT = 4096, 2**19
+"""How many mechanisms (q, σ, δ, accountant, earlier steps) keep figures, and how many figures all of them keep. A
+status lists up to 128 checkpoints."""
 
 _TAIL = 1e-15
 """The probability of the losses that dp-accounting cuts off when it composes steps."""
@@ -101,13 +102,18 @@ def epsilon(
     Returns:
         An upper bound of ε; infinity if the accountant has no finite one.
     """
-    return _epsilons(sample_rate, noise_multiplier, delta, accountant, earlier)(steps)
+    return _kept_epsilon(_epsilon_of(sample_rate, noise_multiplier, delta, accountant, earlier), steps)
 
 
 @functools.lru_cache(maxsize=MECHANISMS_KEPT)
-def _epsilons(*mechanism: Any) -> Callable[[int], float]:
-    """ε of a number of steps, by `epsilon_once`. The figures of one mechanism do not displace those of another."""
-    return functools.lru_cache(maxsize=_STEPS_KEPT)(functools.partial(epsilon_once, *mechanism))
+def _epsilon_of(*mechanism: Any) -> Callable[[int], float]:
+    """`epsilon_once` of a mechanism: the same object each time, which is a small key."""
+    return functools.partial(epsilon_once, *mechanism)
+
+
+@functools.lru_cache(maxsize=FIGURES_KEPT)
+def _kept_epsilon(epsilon_of: Callable[[int], float], steps: int) -> float:
+    return epsilon_of(steps)
 
 
 def epsilon_once(

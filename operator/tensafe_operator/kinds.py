@@ -27,6 +27,10 @@ _LABELS = frozenset(
 )
 """The labels that decisions depend on. An object may have a megabyte of others."""
 _KEPT_FIELDS = ("apiVersion", "kind", "spec", "status", "roleRef", "subjects")
+_KEPT = {"Pod": 1024, "RayJob": 128, "NetworkPolicy": 32, "RoleBinding": 32}
+"""How many objects of a job decisions depend on. A job has 256 workers and 64 attempts at most. Any user may create
+more pods with its label, and each decision looks at all of them.
+"""
 _JOB_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration", COUNTED_ANNOTATION)
 """Annotations of a job that decisions depend on."""
 
@@ -91,4 +95,5 @@ KINDS = Kinds(
     # counts as missing, and gets them again.
     selectors=dict.fromkeys(("Pod", *CORRECTED_KINDS), names.JOB_UID),
     trim=trim,
+    kept=_KEPT,
 )

@@ -35,6 +35,8 @@ from tensafe_operator.settings import Settings
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 5.0
+MANY_PODS = 1024
+"""More than the cache keeps. A decision about so many takes a tenth of a second or more."""
 ANSWER_SECONDS = 2.0
 """For how long a new RayJob waits for KubeRay's first status, so that one write of the job's status reports both."""
 
@@ -140,7 +142,7 @@ class Reconciler:
         Calibrating the noise of a new job takes up to ten seconds. With PLD, the default accountant, a new ε takes a
         tenth of a second up to three seconds. All figures are cached, so that most decisions take a few milliseconds.
         """
-        if patient:
+        if patient or len(observed.pods) > MANY_PODS:
             return await asyncio.to_thread(decide, observed, self._clock(), self._settings)
         try:
             with only_short_computations():

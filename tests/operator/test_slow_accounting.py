@@ -126,37 +126,45 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[tuple[float, int]
         return steps / sigma
 
     monkeypatch.setattr(accounting, "epsilon_once", epsilon)
-    accounting._epsilons.cache_clear()
+    for cache in (accounting._epsilon_of, accounting._kept_epsilon):
+        cache.cache_clear()
     yield count
-    accounting._epsilons.cache_clear()
+    for cache in (accounting._epsilon_of, accounting._kept_epsilon):
+        cache.cache_clear()
 
 
 def epsilon_of(sigma: float, steps: int) -> float:
     return accounting.epsilon(sample_rate=0.01, noise_multiplier=sigma, steps=steps, delta=1e-5, accountant="PLD")
 
 
-def test_each_epsilon_of_many_jobs_with_all_checkpoints_is_computed_once(asked: Counter[tuple[float, int]]) -> None:
-    """The operator folds the ledgers of all jobs every few minutes, also of those that have ended."""
-    jobs, checkpoints = [1 + number / 1024 for number in range(2000)], range(1, 129)
+@pytest.mark.parametrize("sigmas", [2000, 1])
+def test_each_epsilon_of_many_jobs_with_all_checkpoints_is_computed_once(
+    sigmas: int, asked: Counter[tuple[float, int]]
+) -> None:
+    """The operator folds the ledgers of all jobs every few minutes, also of those that have ended. Jobs with the same
+    noise have other numbers of steps at their checkpoints.
+    """
+    jobs = [(1 + number % sigmas / 1024, number) for number in range(2000)]
     for _ in range(2):
-        for sigma in jobs:
-            for steps in checkpoints:
+        for sigma, number in jobs:
+            for checkpoint in range(128):
+                steps = 2000 * checkpoint + number
                 assert epsilon_of(sigma, steps) == steps / sigma
     assert set(asked.values()) == {1} and len(asked) == 2000 * 128
 
 
 def test_job_that_charges_many_steps_displaces_no_figure_of_another(asked: Counter[tuple[float, int]]) -> None:
     epsilon_of(1.5, 10)
-    for steps in range(20_000):
+    for steps in range(100_000):
         epsilon_of(2.5, steps)
     epsilon_of(1.5, 10)
     assert asked[1.5, 10] == 1
 
 
 def test_search_for_the_noise_of_a_new_job_displaces_no_figure() -> None:
-    before = accounting._epsilons.cache_info().currsize
+    before = accounting._kept_epsilon.cache_info().currsize
     calibrate(target_epsilon=3.21, sample_rate=0.0321, steps=321, delta=1e-5, accountant="RDP")
-    assert accounting._epsilons.cache_info().currsize == before
+    assert accounting._kept_epsilon.cache_info().currsize == before
 
 
 def test_dp_accounting_is_not_imported_where_only_short_computations_are_allowed() -> None:

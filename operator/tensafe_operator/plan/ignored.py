@@ -6,7 +6,7 @@ A RayJob then stays in the state that it has. Otherwise nothing would explain wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tensafe_api.reasons import ConditionType, Reason
@@ -45,20 +45,28 @@ def unless_ignored(draft: Draft, state: JobState) -> JobState:
     The times of a RayJob and its pods are those of other clocks. A change of the job's conditions, by the operator's
     own clock, starts the wait again, so that clocks that differ stall no job that starts.
     """
-    for ray_job in draft.observed.ray_jobs:
-        wait = _wait_for_kuberay(draft, ray_job)
-        if wait is not None and has_waited(draft, state, wait.since, IGNORED_SECONDS):
+    pods = _pods_by_attempt(draft)
+    waits = [(each, _wait_for_kuberay(draft, each, pods)) for each in draft.observed.ray_jobs]
+    waiting = [(each, wait) for each, wait in waits if wait is not None]
+    changed = last_change(draft, state) if waiting else 0.0
+    for ray_job, wait in waiting:
+        if has_waited(draft, changed, wait.since, IGNORED_SECONDS):
             return blocked_state(_ignored(ray_job, wait.what), state.phase)
     return state
 
 
-def has_waited(draft: Draft, state: JobState, since: float, seconds: float) -> bool:
-    """Return whether so many seconds have passed since `since` and since the last change of the conditions of a job in
-    this state. If not, it is reconciled again when they have.
-    """
+def last_change(draft: Draft, state: JobState) -> float:
+    """Return when the conditions of a job in this state have changed last, in seconds since the epoch."""
     status = draft.status.model_copy()
     set_conditions(status, state, draft.now)
-    end = max(since, _last_change(status)) + seconds
+    return _last_change(status)
+
+
+def has_waited(draft: Draft, changed: float, since: float, seconds: float) -> bool:
+    """Return whether so many seconds have passed since `since` and since the `last_change` of the conditions. If not,
+    the job is reconciled again when they have.
+    """
+    end = max(since, changed) + seconds
     if draft.now < end:
         draft.wake_at(end)
     return draft.now >= end
@@ -73,12 +81,12 @@ def _ignored(ray_job: Object, what: str) -> Blocker:
     return Blocker(Reason.KUBERAY_MISSING, f"{message}, because {cause}")
 
 
-def _wait_for_kuberay(draft: Draft, ray_job: Object) -> _Wait | None:
+def _wait_for_kuberay(draft: Draft, ray_job: Object, pods_of: Mapping[int | None, list[Object]]) -> _Wait | None:
     """What KubeRay has to do next with a RayJob; None where the next step is that of another component."""
     metadata, status = ray_job["metadata"], ray_job.get("status") or {}
     if metadata.get("deletionTimestamp"):
         return _Wait("keeps its finalizer", parse_time(metadata["deletionTimestamp"]) or 0.0)
-    own = _pods_of(draft, ray_job)
+    own = pods_of.get(names.attempt_named(draft.observed.job["metadata"]["name"], metadata["name"]), [])
     pods = [pod for pod in own if not has_ended(pod)]
     stopping = any(pod["metadata"].get("deletionTimestamp") for pod in pods)
     if is_terminal(ray_job):
@@ -100,10 +108,12 @@ def _wait_for_kuberay(draft: Draft, ray_job: Object) -> _Wait | None:
     return None if ready_since is None or state != "Running" else _Wait(_UNSUBMITTED, ready_since)
 
 
-def _pods_of(draft: Draft, ray_job: Object) -> list[Object]:
-    """The pods of a RayJob, also those that have ended."""
-    number = names.attempt_named(draft.observed.job["metadata"]["name"], ray_job["metadata"]["name"])
-    return [pod for pod in draft.observed.pods if names.attempt_of(pod) == number]
+def _pods_by_attempt(draft: Draft) -> Mapping[int | None, list[Object]]:
+    """The pods of each attempt, also those that have ended."""
+    pods: dict[int | None, list[Object]] = {}
+    for pod in draft.observed.pods:
+        pods.setdefault(names.attempt_of(pod), []).append(pod)
+    return pods
 
 
 def _last_change_of_pod(pod: Object) -> float:

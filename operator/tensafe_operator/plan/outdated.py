@@ -19,47 +19,55 @@ _WITH_OWN_NAMES = ("FailedToCreateHeadPod", "FailedToCreateWorkerPod", "FailedTo
 
 def current_warnings(observed: Observed) -> list[ClusterWarning]:
     """Return the warnings about what may still keep the open attempt from running."""
-    return [warning for warning in observed.warnings if not _is_outdated(observed, warning)]
+    known = _Known(observed)
+    return [warning for warning in observed.warnings if not known.is_outdated(warning)]
 
 
-def _is_outdated(observed: Observed, warning: ClusterWarning) -> bool:
-    if warning.kind == "Pod":  # a pod that has started has what it waited for
-        return any(pod["metadata"]["name"] == warning.name and not _is_pending(pod) for pod in observed.pods)
-    if warning.kind not in ("RayJob", "RayCluster"):
+class _Known:
+    """What is known about the objects of a job. There may be a thousand pods and two thousand warnings about them."""
+
+    def __init__(self, observed: Observed) -> None:
+        self._job = observed.job
+        pods = [pod for pod in pods_of_open_attempt(observed) if not _is_replaced(pod)]
+        self._pods = len(pods)
+        self._workers = sum(1 for pod in pods if pod["metadata"]["labels"].get(names.RAY_NODE_TYPE) == "worker")
+        self._started_pods = {pod["metadata"]["name"] for pod in observed.pods if not _is_pending(pod)}
+        self._submitted = {each["metadata"]["name"] for each in observed.ray_jobs if is_submitted(each)}
+        self._clusters = {(each.get("status") or {}).get("rayClusterName") for each in observed.ray_jobs} - {None, ""}
+        ended = [each for each in _attempts(observed) if each.get("endTime")]
+        self._ended = {each.get(field) for each in ended for field in ("rayJobName", "rayClusterName")}
+
+    def is_outdated(self, warning: ClusterWarning) -> bool:
+        if warning.kind == "Pod":
+            return warning.name in self._started_pods  # it has what it waited for
+        if warning.kind not in ("RayJob", "RayCluster"):
+            return False
+        if warning.reason in _WITH_OWN_NAMES and "already exists" in warning.message:
+            return True  # KubeRay's cache did not have what KubeRay had created
+        return self._is_of_another_cluster(warning) or self._is_created(warning)
+
+    def _is_of_another_cluster(self, warning: ClusterWarning) -> bool:
+        """Whether the object belongs to an attempt that has ended, or is a RayCluster that was replaced after a time in
+        a queue.
+        """
+        if warning.name in self._ended:
+            return True
+        return warning.kind == "RayCluster" and bool(self._clusters) and warning.name not in self._clusters
+
+    def _is_created(self, warning: ClusterWarning) -> bool:
+        """Whether KubeRay has created what the warning is about. It creates the Service of a RayCluster before the
+        pods, and that of a RayJob before it submits the job.
+        """
+        match warning.kind, warning.reason:
+            case _, "FailedToCreateHeadPod":
+                return self._pods > self._workers
+            case _, "FailedToCreateWorkerPod":
+                return self._workers >= int(self._job["spec"]["cluster"]["workers"])
+            case "RayJob", "FailedToCreateService":
+                return warning.name in self._submitted
+            case _, "FailedToCreateRayCluster" | "FailedToCreateService":
+                return self._pods > 0
         return False
-    if warning.reason in _WITH_OWN_NAMES and "already exists" in warning.message:
-        return True  # KubeRay's cache did not have what KubeRay had created
-    return _is_of_another_cluster(observed, warning) or _is_created(observed, warning)
-
-
-def _is_of_another_cluster(observed: Observed, warning: ClusterWarning) -> bool:
-    """Whether the object belongs to an attempt that has ended, or is a RayCluster that was replaced after a time in a
-    queue.
-    """
-    ended = [each for each in _attempts(observed) if each.get("endTime")]
-    if any(warning.name in (each.get("rayJobName"), each.get("rayClusterName")) for each in ended):
-        return True
-    clusters = {(each.get("status") or {}).get("rayClusterName") for each in observed.ray_jobs} - {None, ""}
-    return warning.kind == "RayCluster" and bool(clusters) and warning.name not in clusters
-
-
-def _is_created(observed: Observed, warning: ClusterWarning) -> bool:
-    """Whether KubeRay has created what the warning is about. It creates the Service of a RayCluster before the pods,
-    and that of a RayJob before it submits the job.
-    """
-    pods = [pod for pod in pods_of_open_attempt(observed) if not _is_replaced(pod)]
-    workers = sum(1 for pod in pods if pod["metadata"]["labels"].get(names.RAY_NODE_TYPE) == "worker")
-    wanted = int(observed.job["spec"]["cluster"]["workers"])
-    match warning.kind, warning.reason:
-        case _, "FailedToCreateHeadPod":
-            return len(pods) > workers
-        case _, "FailedToCreateWorkerPod":
-            return workers >= wanted
-        case "RayJob", "FailedToCreateService":
-            return any(is_submitted(each) for each in observed.ray_jobs if each["metadata"]["name"] == warning.name)
-        case _, "FailedToCreateRayCluster" | "FailedToCreateService":
-            return bool(pods)
-    return False
 
 
 def is_submitted(ray_job: Object) -> bool:

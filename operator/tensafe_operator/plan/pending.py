@@ -20,7 +20,7 @@ from tensafe_api.timestamps import parse_time
 from tensafe_operator.plan.blockers import Blocker, blocked_state
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
-from tensafe_operator.plan.ignored import has_waited
+from tensafe_operator.plan.ignored import has_waited, last_change
 from tensafe_operator.plan.observed import Object
 from tensafe_operator.plan.parsing import pod_condition
 
@@ -35,9 +35,12 @@ _LONGEST = 400
 
 def unless_pending(draft: Draft, state: JobState) -> JobState:
     """Return `state`, or that of a job one of whose pods waits without a known error."""
-    for pod in draft.observed.pods:
-        since, blocker = _wait_of(draft, pod)
-        if since is not None and has_waited(draft, state, since, PENDING_SECONDS):
+    warnings = _last_warnings(draft)
+    waits = [_wait_of(pod, warnings) for pod in draft.observed.pods]
+    waiting = [(since, blocker) for since, blocker in waits if since is not None]
+    changed = last_change(draft, state) if waiting else 0.0
+    for since, blocker in waiting:
+        if has_waited(draft, changed, since, PENDING_SECONDS):
             return blocked_state(blocker, state.phase)
     return state
 
@@ -51,10 +54,17 @@ def unless_node_may_come(draft: Draft, state: JobState) -> JobState:
     placed = (pod_condition(pod, "PodScheduled") for pod in draft.observed.pods)
     refused = [each for each in placed if each.get("reason") == Reason.UNSCHEDULABLE]
     since = min((parse_time(each.get("lastTransitionTime")) or 0.0 for each in refused), default=0.0)
-    return state if has_waited(draft, state, since, NODE_SECONDS) else replace(state, stalled=False)
+    changed = last_change(draft, state)
+    return state if has_waited(draft, changed, since, NODE_SECONDS) else replace(state, stalled=False)
 
 
-def _wait_of(draft: Draft, pod: Object) -> tuple[float | None, Blocker]:
+def _last_warnings(draft: Draft) -> Mapping[str, str]:
+    """The last warning about each pod that has a node, by the pod's name."""
+    about = (each for each in draft.observed.warnings if each.kind == "Pod" and each.reason != "FailedScheduling")
+    return {each.name: f": {each.reason}: {each.message[:_LONGEST]}" for each in about}
+
+
+def _wait_of(pod: Object, warnings: Mapping[str, str]) -> tuple[float | None, Blocker]:
     """Since when a pod waits, in seconds since the epoch (None where it does not), and for what."""
     name, status = pod["metadata"]["name"], pod.get("status") or {}
     placed = pod_condition(pod, "PodScheduled")
@@ -73,10 +83,7 @@ def _wait_of(draft: Draft, pod: Object) -> tuple[float | None, Blocker]:
         return parse_time(pod["metadata"].get("creationTimestamp")), blocker
     if pod_condition(pod, "PodReadyToStartContainers").get("status") != "False":
         return None, Blocker(Reason.STARTING, "")
-    about = (each for each in reversed(draft.observed.warnings) if (each.kind, each.name) == ("Pod", name))
-    about = (each for each in about if each.reason != "FailedScheduling")  # the pod has a node now
-    warning = next((f": {each.reason}: {each.message[:_LONGEST]}" for each in about), "")
-    text = f"pod {name}: its volumes and network are not ready after {PENDING_SECONDS} s{warning}"
+    text = f"pod {name}: its volumes and network are not ready after {PENDING_SECONDS} s{warnings.get(name, '')}"
     return parse_time(placed.get("lastTransitionTime")), Blocker(Reason.CONTAINER_REFUSED, text)
 
 

@@ -5,6 +5,8 @@ secret, so an object counts as a child only in the namespace of its parent.
 
 `watch` and `resync` put objects in; `snapshot` returns a parent with all its children. A body may arrive late, twice or
 not at all. The cache can therefore be behind the API server, and an irreversible decision must not rest on it alone.
+Of some kinds, only so many objects are kept for a parent (`Kinds.kept`): those that came first. Another one is kept
+when it is listed, or changes, after one of them is gone.
 
 Bodies are trimmed (`Kinds.trim`) and kept as JSON text: dictionaries would take eight times the memory or more, and
 escapes for letters beyond ASCII up to three times.
@@ -13,6 +15,7 @@ escapes for letters beyond ASCII up to three times.
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -198,6 +201,8 @@ class Cache(Generic[W]):
         uid = body["metadata"]["uid"]
         family, before = self._family_of(kind, body), self._families.get(uid)
         belongs = bool(family[1]) and (self._keeps_orphans or family in self._keys)
+        if belongs and before != family and self._is_full(kind, family):
+            belongs = False
         if not (belongs or before) or not self._is_newer(uid, body):
             return None
         if before and before != family:
@@ -221,6 +226,9 @@ class Cache(Generic[W]):
             for child in children.pop((key[0], uid), {}):
                 self._forget_child(child)
         return self._keys.pop((key[0], uid), None)
+
+    def _is_full(self, kind: str, family: Family) -> bool:
+        return len(self._children[kind].get(family, ())) >= self._kinds.kept.get(kind, math.inf)
 
     def _warned_child(self, namespace: str, kind: str, name: str, uid: str) -> str:
         """The UID of the child that warnings about an object count for; empty if there is none in the namespace."""

@@ -223,3 +223,28 @@ def test_warning_of_another_namespace_is_ignored_although_it_names_the_child() -
     assert cache.warn("other", "Owner", "owner-of-a", "unknown", "Failed", "call this number") is None
     assert cache.warn("clinic", "Owner", "owner-of-a", "unknown", "Failed", "quota exceeded") == KEY
     assert warnings(cache) == ("quota exceeded",)
+
+
+def test_only_so_many_children_of_a_kind_are_kept_for_a_parent() -> None:
+    """Any user may create objects with the label of a parent."""
+    cache = Cache[str](replace(KINDS, kept={"Child": 2}))
+    cache.put("Parent", parent(1))
+    assert [cache.put("Child", child(name, version)) for version, name in enumerate("abc", 2)] == [KEY, KEY, None]
+    assert cache.put("Other", child("other", 5, "Other")) == KEY, "the other kinds have no limit"
+    assert children(cache) == ["a", "b"]
+    assert cache.put("Child", child("b", 6)) == KEY, "one that is kept changes"
+    assert cache.warn("clinic", "Child", "c", "uid-c", "topic", "a warning") is None
+    cache.drop("Child", child("a", 7))
+    assert cache.put("Child", child("c", 4)) == KEY, "a list has it again, in the version that was left out"
+    assert children(cache) == ["b", "c"]
+
+
+def test_child_that_moves_to_a_full_parent_leaves_the_first_one() -> None:
+    cache = Cache[str](replace(KINDS, kept={"Child": 1}))
+    cache.put("Parent", parent(1))
+    second = parent(2, uid="uid-two")
+    cache.put("Parent", {**second, "metadata": {**second["metadata"], "name": "two"}})
+    cache.put("Child", child("a", 3))
+    cache.put("Child", child("b", 4, uid="uid-two"))
+    assert cache.put("Child", child("a", 5, uid="uid-two")) == KEY
+    assert children(cache) == []
