@@ -28,6 +28,7 @@ from tensafe_operator.plan.crashes import is_crashing, unless_crashing
 from tensafe_operator.plan.deadline import check_deadline, check_start_deadline, with_waiting_pod
 from tensafe_operator.plan.deletion import end_training, is_being_deleted
 from tensafe_operator.plan.draft import Draft
+from tensafe_operator.plan.failed_pods import remember_failed_pods
 from tensafe_operator.plan.ignored import unless_ignored
 from tensafe_operator.plan.ledger import (
     adopt_ledger,
@@ -139,7 +140,7 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
         end_attempt(draft, admitted.job, attempt, excuse(deleted, draft.status, suspend=suspend), record)
         return  # the next decision, once this status is stored
     correct_children(draft, admitted)
-    attempt = attempts.refresh(attempt, ray_job, record, draft.now)
+    attempt = remember_failed_pods(attempts.refresh(attempt, ray_job, record, draft.now), draft.observed)
     draft.record(attempt)
     draft.status.resolved = with_digest(draft.status.resolved, draft.observed.pods, attempt.number, record)
     assessment = _assess(draft, admitted, record, attempt, ray_job)

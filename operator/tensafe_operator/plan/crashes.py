@@ -35,6 +35,21 @@ def find_crash(observed: Observed) -> str:
     return next((sentence for pod in failed for sentence in _crashes_of(pod)), "")
 
 
+def failed_containers(pod: Object) -> Iterator[tuple[str, Object]]:
+    """Yield how each container of a pod has ended that ended with another exit code than 0, in words, and its state."""
+    status = pod.get("status") or {}
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            yield f"container {container.get('name')} ended with exit code {ended['exitCode']}{_cause_of(ended)}", ended
+
+
+def reason_of_pod(pod: Object) -> str:
+    """Return why the cluster has ended a pod, such as an eviction, with the kubelet's message."""
+    status = pod["status"]
+    return f"{status['reason']}: {str(status.get('message') or '')[:_LONGEST]}"
+
+
 def is_crashing(draft: Draft) -> bool:
     """Return whether the status reports a crash, and not all pods have become ready since."""
     return _reported(draft) is not None and not are_all_ready(draft.observed)
@@ -54,16 +69,12 @@ def _was_stopped(pod: Object) -> bool:
 
 
 def _crashes_of(pod: Object) -> Iterator[str]:
-    status, name = pod["status"], f"pod {pod['metadata']['name']}"
-    ended_by_itself = False
-    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        ended = (container.get("state") or {}).get("terminated") or {}
-        ended_by_itself = ended_by_itself or bool(ended.get("exitCode"))
-        if ended.get("exitCode") and _ran_shortly(ended) and status.get("reason") not in _NO_CRASHES:
-            words = f"ended with exit code {ended['exitCode']}{_cause_of(ended)}"
-            yield f"{name}: container {container.get('name')} {words}"
-    if not ended_by_itself and status.get("reason") and status["reason"] not in _NO_CRASHES:
-        yield f"{name}: {status['reason']}: {str(status.get('message') or '')[:_LONGEST]}"
+    ended, reason, name = list(failed_containers(pod)), pod["status"].get("reason"), f"pod {pod['metadata']['name']}"
+    if reason in _NO_CRASHES:
+        return
+    yield from (f"{name}: {words}" for words, state in ended if _ran_shortly(state))
+    if not ended and reason:
+        yield f"{name}: {reason_of_pod(pod)}"
 
 
 def _cause_of(ended: Object) -> str:

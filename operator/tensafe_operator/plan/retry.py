@@ -20,6 +20,7 @@ from tensafe_operator.children import tls
 from tensafe_operator.plan.attempts import Assessment, AttemptState, close
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
+from tensafe_operator.plan.failed_pods import with_failed_pods
 from tensafe_operator.plan.parsing import is_terminal
 
 _FIRST_BACKOFF = 10.0
@@ -89,6 +90,7 @@ def end_attempt(
 ) -> None:
     """Record the end of an attempt, delete its Secret and a RayJob that still runs, and set what that means."""
     draft.irreversible = True
+    assessment = with_failed_pods(assessment, attempt)
     draft.record(close(attempt, assessment, draft.now))
     spec, ray_job = job.spec, draft.ray_job_of(attempt)
     if ray_job is None:

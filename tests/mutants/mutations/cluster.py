@@ -140,7 +140,10 @@ CLUSTER: tuple[Mutation, ...] = (
                 'str(ended.get("message") or "")',
             ),
         ),
-        ("tests/operator/plan/test_crashes.py::test_text_of_a_container_that_ran_is_not_copied",),
+        (
+            "tests/operator/plan/test_crashes.py::test_text_of_a_container_that_ran_is_not_copied",
+            "tests/operator/plan/test_failed_pods.py::test_cause_is_what_the_kubelet_says",
+        ),
     ),
     Mutation(
         "the status has what a hook of a container wrote",
