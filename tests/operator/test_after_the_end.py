@@ -1,4 +1,4 @@
-"""What happens to a job after its end, and what its author may change before, on a real API server."""
+"""What a job says about its end, what happens after it, and what its author may change before, on a real API server."""
 
 from __future__ import annotations
 
@@ -37,6 +37,26 @@ def test_job_is_deleted_after_its_ttl_and_its_ledger_stays(cluster: JobHarness) 
     assert cluster.get("tsj", cluster.name) is None
     assert cluster.get("privacyledger", ledger)
     assert cluster.reconcile() is None, "nothing is left to do"
+
+
+def test_job_names_the_pod_that_was_out_of_memory_before_it_failed(cluster: JobHarness) -> None:
+    """KubeRay deletes the pod at once, and creates another one. The workers fail long after that."""
+    pod = cluster.start_training()
+    ended = {"exitCode": 137, "reason": "OOMKilled", "startedAt": statuses.now(), "finishedAt": statuses.now()}
+    container = {"name": "ray", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
+    status = {"phase": "Failed", "containerStatuses": [container | {"state": {"terminated": ended}}]}
+    own = ("-n", cluster.namespace)
+    patch = json.dumps({"status": status})
+    cluster.plane.kubectl(*own, "patch", "pod", pod.name, "--subresource=status", "--type=merge", "-p", patch)
+    cluster.reconcile(passes=1)
+    cluster.plane.kubectl(*own, "delete", "pod", pod.name, "--force", "--grace-period=0")
+    cluster.reconcile()
+    cause = f"pod {pod.name}: container ray ended with exit code 137 (OOMKilled)"
+    assert cluster.status()["attempts"][0]["message"] == cause
+    cluster.set_ray_job_status(statuses.finished("FAILED", "exit code 65"))
+    cluster.reconcile()
+    assert cluster.condition("Failed")["reason"] == "NoProgress"
+    assert f"; before that, {cause}. Fix the problem in the message" in cluster.condition("Failed")["message"]
 
 
 def test_placement_changes_only_while_the_job_is_suspended(cluster: JobHarness) -> None:
