@@ -139,9 +139,16 @@ def _unseen_change(seen: Seen, now: float) -> str:
     attempts: Sequence[Mapping[str, Any]] = part(job, "status.attempts") or ({},)
     ended = parse_time(ray_status.get("endTime"))
     is_open = "endTime" not in attempts[-1]
-    if seen.ray_job is not None and is_open and ended is not None and now - ended > PATIENCE_SECONDS:
+    is_late = ended is not None and now - ended > PATIENCE_SECONDS
+    if seen.ray_job is not None and is_open and is_late and _is_own(seen.ray_job, job):
         return f"RayJob {seen.ray_job['metadata']['name']} has ended"
     return ""
+
+
+def _is_own(ray_job: Object, job: Object) -> bool:
+    """Whether a RayJob belongs to the job, and not to an earlier one of the same name."""
+    owners = part(ray_job, "metadata.ownerReferences") or ()
+    return any(each.get("uid") == job["metadata"].get("uid") for each in owners)
 
 
 def _blocker(seen: Seen) -> Diagnosis | None:

@@ -84,11 +84,22 @@ def test_change_of_the_spec_that_no_operator_sees_is_explained() -> None:
 def test_end_of_a_ray_job_that_no_operator_sees_is_explained(is_open: bool) -> None:
     attempt: dict[str, Any] = {"number": 1, "rayJobName": "triage-a1", **({} if is_open else {"endTime": CREATED})}
     job = job_with({**status_of(Phase.RUNNING, Reason.TRAINING), "observedGeneration": 1, "attempts": [attempt]})
-    ray_job = {"metadata": {"name": "triage-a1"}, "status": {"jobStatus": "SUCCEEDED", "endTime": CREATED}}
+    metadata = {"name": "triage-a1", "ownerReferences": [{"uid": job["metadata"]["uid"]}]}
+    ray_job = {"metadata": metadata, "status": {"jobStatus": "SUCCEEDED", "endTime": CREATED}}
     assert diagnose(Seen(job, ray_job=ray_job), NOW + PATIENCE_SECONDS).reason == Reason.TRAINING
     found = diagnose(Seen(job, ray_job=ray_job), NOW + PATIENCE_SECONDS + 1)
     assert found.reason == ("NotSeen" if is_open else Reason.TRAINING)
     assert (found.what == "No operator has seen that RayJob triage-a1 has ended.") == is_open
+
+
+def test_end_of_a_ray_job_of_an_earlier_job_is_not_what_the_operator_misses() -> None:
+    """The job waits until the RayJob is gone, and the operator has written so."""
+    text = f"RayJob triage-a1: it belongs to another job, or is being deleted: {Reason.NAME_TAKEN.fix}"
+    status = status_of(Phase.STARTING, Reason.NAME_TAKEN, text, stalled=True)
+    job = job_with({**status, "observedGeneration": 1, "attempts": [{"number": 1, "rayJobName": "triage-a1"}]})
+    metadata = {"name": "triage-a1", "ownerReferences": [{"uid": "another"}]}
+    ray_job = {"metadata": metadata, "status": {"jobStatus": "FAILED", "endTime": CREATED}}
+    assert diagnose(Seen(job, ray_job=ray_job), NOW + 600).reason == Reason.NAME_TAKEN
 
 
 def test_warning_of_an_ended_attempt_is_evidence_alone() -> None:
