@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from tensafe_api.reasons import Phase
 from tensafe_api.resources.status import Attempt, Status
 from tensafe_operator import names
 from tensafe_operator.children import Manifest
@@ -97,5 +98,8 @@ class Draft:
         """Return the decision."""
         if self.state is not None:
             set_conditions(self.status, self.state, self.now)
+        workers = self.status.workers
+        if workers is not None and Phase(self.status.phase or Phase.PENDING).final:
+            self.status.workers = workers.model_copy(update={"ready": 0})  # no pod is counted after the end
         ahead = [wake for wake in self.wakes if wake > self.now and math.isfinite(wake)]
         return Decision(tuple(self.actions), self.status, min(ahead, default=None), self.irreversible)

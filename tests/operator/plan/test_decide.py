@@ -52,3 +52,16 @@ def test_edit_of_a_final_job_changes_only_the_observed_generation() -> None:
     cluster.job["metadata"]["generation"] = 7
     operator.settle()
     assert (cluster.status["phase"], cluster.status["observedGeneration"]) == ("Succeeded", 7)
+
+
+def test_job_that_has_ended_has_no_ready_workers() -> None:
+    """Nothing counts them after the end, so the number of the last decision before it stayed."""
+    cluster, operator = running_job(spec__cluster__workers=1)
+    assert cluster.status["workers"] == {"desired": 1, "ready": 1}
+    cluster.end_ray_job("FAILED", "exit code 65")
+    operator.settle()
+    assert cluster.status["phase"] == "Failed"
+    assert cluster.status["workers"] == {"desired": 1, "ready": 0}
+    cluster.job["status"]["workers"]["ready"] = 1  # an earlier release of the operator wrote it
+    operator.settle()
+    assert cluster.status["workers"] == {"desired": 1, "ready": 0}
