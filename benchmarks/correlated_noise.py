@@ -10,7 +10,11 @@ with the accuracy on the dev split and on the test split of each seed. `--minimi
 last iterate of SGD with a linear decay (last), the mean of all iterates (mean), or the last one with Adam's momentum
 (momentum). Decision 0042 quotes the figures. One run of 81 steps takes three to four minutes on one core.
 
+With `--floor` the gradients are scaled before they are clipped and noised, and back afterwards ("scale then privatise",
+arXiv 2507.01129): each coordinate is divided by the root of its second moment, so that small ones get less noise.
+
     .venv/bin/python -m benchmarks.correlated_noise --bands 1 4 --rates 2e-2 6e-2 --seeds 1 2 3 4 5
+    .venv/bin/python -m benchmarks.correlated_noise --bands 1 --rates 2e-2 --seeds 1 2 --floor 1
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from tensafe_api.calibration import calibrate
 
 Goal = Literal["last", "mean", "momentum"]
 MOMENTUM = 0.9
+SECOND_MOMENT_DECAY = 0.95
 ADAPTER = minilm.Adapter()
 FROZEN = min(ADAPTER.layers)
 
@@ -93,10 +98,46 @@ def sigma(epsilon: float, bands: int, steps: int) -> float:
     )
 
 
+class Scales:
+    """The factor of each coordinate, from the second moments of the noised gradients so far.
+
+    Args:
+        noise: standard deviation of a sum's noise.
+        floor: what is added to the root of a second moment, in standard deviations of a mean gradient's noise.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], noise: float, floor: float, batch: int) -> None:
+        self._noise, self._floor, self._batch, self._steps = noise / batch, floor * noise / batch, batch, 0
+        self._moments = [torch.zeros_like(each) for each in parameters]
+        self.factors = [torch.ones_like(each) for each in parameters]
+
+    def learn(self, sums: Sequence[Tensor]) -> None:
+        """Take the noised sums of one step, scaled back, into account."""
+        self._steps += 1
+        for moment, factor, noised in zip(self._moments, self.factors, sums):
+            square = (noised.view_as(moment) / self._batch) ** 2 - (self._noise / factor) ** 2
+            moment.mul_(SECOND_MOMENT_DECAY).add_(square, alpha=1 - SECOND_MOMENT_DECAY)
+        known = 1 - SECOND_MOMENT_DECAY**self._steps
+        roots = [(each / known).clamp(min=0).sqrt() + self._floor for each in self._moments]
+        size = math.sqrt(sum(float((each**2).sum()) for each in roots) / sum(each.numel() for each in roots))
+        self.factors = [size / each for each in roots]  # the norm of the roots, and so of a gradient, stays the same
+
+
 def trained_accuracy(
-    hidden: Tensor, splits: Sequence[TensorDataset], a: Sequence[float], noise: float, settings: Settings, seed: int
+    hidden: Tensor,
+    splits: Sequence[TensorDataset],
+    a: Sequence[float],
+    noise: float,
+    settings: Settings,
+    seed: int,
+    floor: float | None = None,
 ) -> tuple[float, float]:
-    """The accuracy on the dev split and on the test split after one run; `noise`: σ·‖a‖, in clip norms."""
+    """The accuracy on the dev split and on the test split after one run.
+
+    Args:
+        noise: σ·‖a‖, in clip norms.
+        floor: as for `Scales`; None: the gradients are not scaled.
+    """
     train, dev, test = splits
     model = minilm.load_model(ADAPTER, SST2.num_labels, seed)
     use_cached_outputs(model, hidden, FROZEN)
@@ -104,6 +145,13 @@ def trained_accuracy(
     rows = numbered(train, 0)
     hooks, optimizer, _ = make_private(model, settings, DataLoader(rows, batch_size=settings.micro_batch))
     earlier: list[list[Tensor]] = [[] for _ in optimizer.params]
+    scales = Scales(optimizer.params, noise * settings.max_grad_norm, floor or 0.0, settings.expected_batch)
+    clip = optimizer.clip_and_accumulate
+
+    def clip_scaled() -> None:
+        for parameter, factor in zip(optimizer.params, scales.factors):
+            parameter.grad_sample = parameter.grad_sample * factor
+        clip()
 
     def add_noise() -> None:
         for past, parameter in zip(earlier, optimizer.params):
@@ -114,8 +162,14 @@ def trained_accuracy(
             del past[: -len(a)]
             parameter.grad = (parameter.summed_grad + correlated).view_as(parameter)
             _mark_as_processed(parameter.summed_grad)
+        if floor is not None:
+            for factor, parameter in zip(scales.factors, optimizer.params):
+                parameter.grad = parameter.grad / factor
+            scales.learn([parameter.grad for parameter in optimizer.params])
 
     optimizer.add_noise = add_noise
+    if floor is not None:
+        optimizer.clip_and_accumulate = clip_scaled
     take_steps(model, optimizer, _draws(rows, len(a), settings), settings)
     hooks.cleanup()
     starts = len(train), len(train) + len(dev)
@@ -151,6 +205,9 @@ def main() -> int:
     parser.add_argument("--rates", type=float, nargs="*", default=[2e-2], help="none: the noise only")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="seeds of the runs (default 1 2)")
     parser.add_argument("--steps", type=int, default=SST2.steps, help="steps of a run (default %(default)s)")
+    parser.add_argument(
+        "--floor", type=float, help="scale the gradients first; added to each root, in noises of a step"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     try:
@@ -177,7 +234,7 @@ def main() -> int:
                 max_grad_norm=SST2.max_grad_norm,
             )
             noise = multiplier * math.hypot(*a)
-            runs = [trained_accuracy(hidden, splits, a, noise, settings, seed) for seed in options.seeds]
+            runs = [trained_accuracy(hidden, splits, a, noise, settings, seed, options.floor) for seed in options.seeds]
             means = [statistics.mean(column) for column in zip(*runs)]
             print(f"  rate {rate:g}: dev {means[0]:.4f}, test {means[1]:.4f}, runs {runs}", flush=True)
     return 0
