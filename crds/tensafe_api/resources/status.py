@@ -81,7 +81,7 @@ class Attempt(StatusBlock):
     node: Text | None = Field(None, description="Node of the pod that failed first.")
     restarts: Count | None = Field(None, description="How often the workers of the attempt were restarted.")
     message: Annotated[str, Field(strict=True, max_length=4096)] | None = Field(
-        None, description="Why the attempt ended, and how its pods failed before."
+        None, description="Why it ended, and how pods failed before."
     )
 
 
