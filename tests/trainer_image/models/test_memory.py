@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -85,6 +85,9 @@ KINDS = {
 }
 
 
+LOADED = "the model is loaded"
+
+
 @pytest.fixture
 def make_job(tmp_path: Path) -> Callable[..., Job]:
     numbers = itertools.count()
@@ -104,22 +107,22 @@ def model_of(job: Job, device: Device = "cpu") -> MemoryModel:
 
 def allocated(job: Job) -> int:
     """The largest number of bytes at a time that torch's allocator gives in a run, in addition to the loaded model."""
-    loaded: list[int] = []
 
     def load(*args: Any, **kwargs: Any) -> Any:
         model = load_lora_model(*args, **kwargs)
-        loaded.append(time.time_ns())
-        return model
+        with record_function(LOADED):  # the clock of the profiler is not that of the process
+            return model
 
     with (
         mock.patch.object(training_setup, "load_lora_model", load),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled,
     ):
         job.train_alone()
-    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = profiled.profiler.kineto_results.events()
+    loaded = next(event.start_ns() for event in events if event.name() == LOADED)
     now = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        if event.start_ns() > loaded[0]:
+        if event.name() == "[memory]" and event.start_ns() > loaded:
             now += event.nbytes()
             peak = max(peak, now)
     return peak
