@@ -140,15 +140,11 @@ def _unseen_change(seen: Seen, now: float) -> str:
     ended = parse_time(ray_status.get("endTime"))
     is_open = "endTime" not in attempts[-1]
     is_late = ended is not None and now - ended > PATIENCE_SECONDS
-    if seen.ray_job is not None and is_open and is_late and _is_own(seen.ray_job, job):
-        return f"RayJob {seen.ray_job['metadata']['name']} has ended"
-    return ""
-
-
-def _is_own(ray_job: Object, job: Object) -> bool:
-    """Whether a RayJob belongs to the job, and not to an earlier one of the same name."""
-    owners = part(ray_job, "metadata.ownerReferences") or ()
-    return any(each.get("uid") == job["metadata"].get("uid") for each in owners)
+    if seen.ray_job is None or not is_open or not is_late:
+        return ""
+    if names.job_uid_of("RayJob", seen.ray_job) != job["metadata"].get("uid"):
+        return ""  # it belongs to an earlier job of the same name
+    return f"RayJob {seen.ray_job['metadata']['name']} has ended"
 
 
 def _blocker(seen: Seen) -> Diagnosis | None:

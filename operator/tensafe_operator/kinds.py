@@ -27,9 +27,9 @@ _LABELS = frozenset(
 )
 """The labels that decisions depend on. An object may have a megabyte of others."""
 _KEPT_FIELDS = ("apiVersion", "kind", "spec", "status", "roleRef", "subjects")
-_KEPT = {"Pod": 1024, "RayJob": 128, "NetworkPolicy": 32, "RoleBinding": 32}
-"""How many objects of a job decisions depend on. A job has 256 workers and 64 attempts at most. Any user may create
-more pods with its label, and each decision looks at all of them.
+_KEPT = {"Pod": 1024}
+"""How many objects of a job decisions depend on. A job has at most 256 workers. Any user may create more pods with its
+label, and each decision looks at all of them. Names bound the number of the other objects (`names.job_uid_of`).
 """
 _JOB_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration", COUNTED_ANNOTATION)
 """Annotations of a job that decisions depend on."""

@@ -23,6 +23,7 @@ from tensafe_operator.apply import DeletionRefused, RetryLater, apply, write_sta
 from tensafe_operator.children import Manifest
 from tensafe_operator.corrections import Corrections
 from tensafe_operator.event_recorder import job_fields
+from tensafe_operator.kinds import KINDS
 from tensafe_operator.observe import observe, observe_profile
 from tensafe_operator.plan import decide
 from tensafe_operator.plan.blockers import status_of_refusal
@@ -35,8 +36,6 @@ from tensafe_operator.settings import Settings
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 5.0
-MANY_PODS = 1024
-"""More than the cache keeps. A decision about so many takes a tenth of a second or more."""
 ANSWER_SECONDS = 2.0
 """For how long a new RayJob waits for KubeRay's first status, so that one write of the job's status reports both."""
 
@@ -142,7 +141,7 @@ class Reconciler:
         Calibrating the noise of a new job takes up to ten seconds. With PLD, the default accountant, a new ε takes a
         tenth of a second up to three seconds. All figures are cached, so that most decisions take a few milliseconds.
         """
-        if patient or len(observed.pods) > MANY_PODS:
+        if patient or len(observed.pods) > KINDS.kept["Pod"]:  # so many come from the API server alone
             return await asyncio.to_thread(decide, observed, self._clock(), self._settings)
         try:
             with only_short_computations():

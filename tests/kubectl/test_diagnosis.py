@@ -80,12 +80,18 @@ def test_change_of_the_spec_that_no_operator_sees_is_explained() -> None:
     assert "the chart's value `namespaces`" in found.fix and not found.by_operator
 
 
+def ended_ray_job(status: str, owner: str) -> dict[str, Any]:
+    """The RayJob of attempt 1 of the job `triage` with this UID."""
+    owners = [{"kind": "TenSafeTrainingJob", "name": "triage", "uid": owner, "controller": True}]
+    metadata = {"name": "triage-a1", "ownerReferences": owners}
+    return {"metadata": metadata, "status": {"jobStatus": status, "endTime": CREATED}}
+
+
 @pytest.mark.parametrize("is_open", [True, False])
 def test_end_of_a_ray_job_that_no_operator_sees_is_explained(is_open: bool) -> None:
     attempt: dict[str, Any] = {"number": 1, "rayJobName": "triage-a1", **({} if is_open else {"endTime": CREATED})}
     job = job_with({**status_of(Phase.RUNNING, Reason.TRAINING), "observedGeneration": 1, "attempts": [attempt]})
-    metadata = {"name": "triage-a1", "ownerReferences": [{"uid": job["metadata"]["uid"]}]}
-    ray_job = {"metadata": metadata, "status": {"jobStatus": "SUCCEEDED", "endTime": CREATED}}
+    ray_job = ended_ray_job("SUCCEEDED", owner=job["metadata"]["uid"])
     assert diagnose(Seen(job, ray_job=ray_job), NOW + PATIENCE_SECONDS).reason == Reason.TRAINING
     found = diagnose(Seen(job, ray_job=ray_job), NOW + PATIENCE_SECONDS + 1)
     assert found.reason == ("NotSeen" if is_open else Reason.TRAINING)
@@ -97,8 +103,7 @@ def test_end_of_a_ray_job_of_an_earlier_job_is_not_what_the_operator_misses() ->
     text = f"RayJob triage-a1: it belongs to another job, or is being deleted: {Reason.NAME_TAKEN.fix}"
     status = status_of(Phase.STARTING, Reason.NAME_TAKEN, text, stalled=True)
     job = job_with({**status, "observedGeneration": 1, "attempts": [{"number": 1, "rayJobName": "triage-a1"}]})
-    metadata = {"name": "triage-a1", "ownerReferences": [{"uid": "another"}]}
-    ray_job = {"metadata": metadata, "status": {"jobStatus": "FAILED", "endTime": CREATED}}
+    ray_job = ended_ray_job("FAILED", owner="another")
     assert diagnose(Seen(job, ray_job=ray_job), NOW + 600).reason == Reason.NAME_TAKEN
 
 

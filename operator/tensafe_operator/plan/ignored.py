@@ -56,10 +56,14 @@ def unless_ignored(draft: Draft, state: JobState) -> JobState:
 
 
 def last_change(draft: Draft, state: JobState) -> float:
-    """Return when the conditions of a job in this state have changed last, in seconds since the epoch."""
+    """Return when a condition of a job in this state changed last that does not change because the job is stalled, in
+    seconds since the epoch.
+    """
     status = draft.status.model_copy()
     set_conditions(status, state, draft.now)
-    return _last_change(status)
+    own = (ConditionType.STALLED.value, ConditionType.RECONCILING.value)
+    times = [parse_time(each.last_transition_time) for each in status.conditions if each.type not in own]
+    return max((time for time in times if time is not None), default=0.0)
 
 
 def has_waited(draft: Draft, changed: float, since: float, seconds: float) -> bool:
@@ -135,10 +139,3 @@ def _head_ready_since(pods: Iterable[Object]) -> float | None:
 def _end_of_attempt(status: Status, ray_job: Object) -> float:
     name = ray_job["metadata"]["name"]
     return max((parse_time(each.end_time) or 0.0 for each in status.attempts if each.ray_job_name == name), default=0.0)
-
-
-def _last_change(status: Status) -> float:
-    """When a condition changed last that does not change because the job is stalled."""
-    own = (ConditionType.STALLED.value, ConditionType.RECONCILING.value)
-    times = [parse_time(each.last_transition_time) for each in status.conditions if each.type not in own]
-    return max((time for time in times if time is not None), default=0.0)
