@@ -60,7 +60,9 @@ def test_audit_of_one_gaussian_step_reaches_a_third_of_its_epsilon(audited: RunA
 
 
 def test_sampled_steps_are_not_refuted_and_their_bounds_are_as_expected(audited: RunAudit) -> None:
-    result = audited("spec.training.steps=20", "spec.training.expectedBatchSize=128", canaries=4000)
+    """The bound varies by 0.1: with so many guesses, an audit in which all of them are right does not occur."""
+    job = ("spec.training.steps=20", "spec.training.expectedBatchSize=128")
+    result = audited(*job, canaries=8000, guesses=GuessPlan(1000, 0))
     assert result.claimed.sample_rate == 0.25
     assert not result.refuted
     expected = result.expectation
@@ -75,9 +77,9 @@ def test_claim_holds_for_any_number_of_workers(workers: int, audited: RunAudit) 
 
 def test_half_of_the_noise_is_refuted(audited: RunAudit, monkeypatch: pytest.MonkeyPatch) -> None:
     halve_the_noise(monkeypatch)
-    result = audited()
+    result = audited(canaries=12_000)
     assert result.refuted_by_noise and result.refuted
-    assert result.noise_bound > 2 * result.claimed.epsilon
+    assert result.noise_bound > 2 * result.claimed.epsilon  # the bound of σ is 0.523, with a standard deviation of 0.005
 
 
 @pytest.mark.slow
@@ -90,9 +92,10 @@ def test_half_of_the_noise_is_refuted_by_guesses_alone(audited: RunAudit, monkey
 
 def test_one_rank_without_noise_is_refuted(audited: RunAudit, monkeypatch: pytest.MonkeyPatch) -> None:
     silence_one_rank(monkeypatch)
-    result = audited()
+    """One of two equal shares is left. With so many canaries the bound of σ is 4.6 % above σ, and varies by 0.9 %."""
+    result = audited(canaries=12_000)
     assert result.refuted
-    assert result.sigma_at_most == pytest.approx(0.5**0.5, rel=0.1)  # one of two equal shares
+    assert result.sigma_at_most == pytest.approx(0.5**0.5, rel=0.1)
 
 
 def test_one_of_four_ranks_without_noise_is_refuted(audited: RunAudit, monkeypatch: pytest.MonkeyPatch) -> None:
