@@ -1,4 +1,4 @@
-"""Accuracy on SST-2 with independent and with correlated noise (banded matrix factorisation), at the same ε.
+"""Accuracy with independent and with correlated noise (banded matrix factorisation), at the same ε, on SST-2 or E2E.
 
 Correlated noise adds z_t − Σ_{j=1}^{b−1} a_j·w_{t−j} to step t, where w are the earlier noises: later noise takes back
 a part of earlier noise. Units are in b random groups, and step t draws from group t mod b at b times the rate. So a
@@ -6,9 +6,10 @@ unit joins at most every b-th step, and T steps cost as much as ⌈T/b⌉ Poisso
 σ·‖a‖ clip norms (the event of ``amplified_bandmf_event`` in ``jax_privacy``).
 
 Bands, learning rates and seeds come in. For each setting, the noise of the last iterate relative to one band goes out,
-with the accuracy on the dev split and on the test split of each seed. `--minimise` chooses the coefficients a: for the
-last iterate of SGD with a linear decay (last), the mean of all iterates (mean), or the last one with Adam's momentum
-(momentum). Decision 0042 quotes the figures. One run of 81 steps takes three to four minutes on one core.
+with the accuracy on the dev split (E2E has none) and on the test split of each seed. `--minimise` chooses the
+coefficients a: for the last iterate of SGD with a linear decay (last), the mean of all iterates (mean), or the last one
+with Adam's momentum (momentum). Decision 0042 quotes the figures. One run of 81 steps takes three to four minutes on
+one core.
 
 With `--floor` the gradients are scaled before they are clipped and noised, and back afterwards ("scale then privatise",
 arXiv 2507.01129): each coordinate is divided by the root of its second moment, so that small ones get less noise.
@@ -23,7 +24,7 @@ import itertools
 import math
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -32,7 +33,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import corpora, minilm
-from benchmarks.classification import SST2, TARGET_EPSILON
+from benchmarks.classification import TARGET_EPSILON, WORKLOADS, Workload, add_data_option
 from benchmarks.command import option_parser
 from benchmarks.frozen_layers import frozen_outputs, numbered, use_cached_outputs
 from benchmarks.peers.opacus_trainer import Settings, make_private, take_steps
@@ -84,15 +85,15 @@ def coefficients(steps: int, bands: int, goal: Goal) -> tuple[list[float], float
     return [1.0, *later.detach().tolist()], math.sqrt(variance().item())
 
 
-def sigma(epsilon: float, bands: int, steps: int) -> float:
+def sigma(data: Workload, epsilon: float, bands: int, steps: int) -> float:
     """The noise multiplier of ⌈steps/bands⌉ Poisson-sampled steps at `bands` times the rate."""
-    rate = bands * SST2.sample_rate
+    rate = bands * data.sample_rate
     return float(
         calibrate(
             target_epsilon=epsilon,
             sample_rate=rate,
             steps=math.ceil(steps / bands),
-            delta=SST2.delta,
+            delta=data.delta,
             accountant="PLD",
         )
     )
@@ -123,7 +124,8 @@ class Scales:
         self.factors = [size / each for each in roots]  # the norm of the roots, and so of a gradient, stays the same
 
 
-def trained_accuracy(
+def trained_accuracies(
+    data: Workload,
     hidden: Tensor,
     splits: Sequence[TensorDataset],
     a: Sequence[float],
@@ -131,18 +133,19 @@ def trained_accuracy(
     settings: Settings,
     seed: int,
     floor: float | None = None,
-) -> tuple[float, float]:
-    """The accuracy on the dev split and on the test split after one run.
+) -> list[float]:
+    """The accuracy on each of `splits` but the first, which is trained on.
 
     Args:
+        hidden: the outputs of the frozen layers for the rows of all splits.
         noise: σ·‖a‖, in clip norms.
         floor: as for `Scales`; None: the gradients are not scaled.
     """
-    train, dev, test = splits
-    model = minilm.load_model(ADAPTER, SST2.num_labels, seed)
+    starts = list(itertools.accumulate(map(len, splits), initial=0))
+    model = minilm.load_model(ADAPTER, data.num_labels, seed)
     use_cached_outputs(model, hidden, FROZEN)
     torch.manual_seed(1000 + seed)
-    rows = numbered(train, 0)
+    rows = numbered(splits[0], 0)
     hooks, optimizer, _ = make_private(model, settings, DataLoader(rows, batch_size=settings.micro_batch))
     earlier: list[list[Tensor]] = [[] for _ in optimizer.params]
     scales = Scales(optimizer.params, noise * settings.max_grad_norm, floor or 0.0, settings.expected_batch)
@@ -172,9 +175,13 @@ def trained_accuracy(
         optimizer.clip_and_accumulate = clip_scaled
     take_steps(model, optimizer, _draws(rows, len(a), settings), settings)
     hooks.cleanup()
-    starts = len(train), len(train) + len(dev)
-    found = [minilm.accuracy(model, numbered(split, start)) for split, start in zip((dev, test), starts)]
-    return found[0], found[1]
+    return [minilm.accuracy(model, numbered(split, start)) for split, start in zip(splits[1:], starts[1:])]
+
+
+def splits_of(data: Workload) -> dict[str, Callable[[], corpora.Examples]]:
+    """What reads each split, the one to train on first."""
+    dev = {"dev": lambda: corpora.sst2("dev")} if data.name == "sst2" else {}
+    return {"train": data.private, **dev, "test": data.test}
 
 
 def _draws(rows: TensorDataset, bands: int, settings: Settings) -> Iterator[list[Tensor]]:
@@ -187,7 +194,8 @@ def _draws(rows: TensorDataset, bands: int, settings: Settings) -> Iterator[list
 
 def main() -> int:
     """Run the command line, which prints one line for each number of bands and learning rate."""
-    parser = option_parser("correlated_noise", "Accuracy on SST-2 with correlated noise.")
+    parser = option_parser("correlated_noise", "Accuracy with correlated noise.")
+    add_data_option(parser)
     parser.add_argument("--epsilon", type=float, default=TARGET_EPSILON, help="the ε to keep (default %(default)g)")
     parser.add_argument(
         "--bands",
@@ -204,39 +212,45 @@ def main() -> int:
     )
     parser.add_argument("--rates", type=float, nargs="*", default=[2e-2], help="none: the noise only")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="seeds of the runs (default 1 2)")
-    parser.add_argument("--steps", type=int, default=SST2.steps, help="steps of a run (default %(default)s)")
+    parser.add_argument("--steps", type=int, help="steps of a run (default: the data set's)")
     parser.add_argument(
         "--floor", type=float, help="scale the gradients first; added to each root, in noises of a step"
     )
     options = parser.parse_args()
+    data = WORKLOADS[options.data]
+    steps = options.steps or data.steps
     torch.set_num_threads(1)
     try:
-        examples = [corpora.sst2(split) for split in ("train", "dev", "test")]
+        examples = {name: read() for name, read in splits_of(data).items()}
     except corpora.CorpusMissing as missing:
         print(f"skipped: {missing}")
         return 0
     tokenizer = minilm.load_tokenizer()
-    splits = [corpora.tokens(each, tokenizer, SST2.max_length) for each in examples]
+    splits = [corpora.tokens(each, tokenizer, data.max_length) for each in examples.values()]
     hidden = torch.cat([frozen_outputs(split, FROZEN) for split in splits]) if options.rates else torch.empty(0)
-    alone = sigma(options.epsilon, 1, options.steps) * coefficients(options.steps, 1, options.minimise)[1]
+    alone = sigma(data, options.epsilon, 1, steps) * coefficients(steps, 1, options.minimise)[1]
     for bands in options.bands:
-        multiplier = sigma(options.epsilon, bands, options.steps)
-        a, spread = coefficients(options.steps, bands, options.minimise)
+        multiplier = sigma(data, options.epsilon, bands, steps)
+        a, spread = coefficients(steps, bands, options.minimise)
         ratio = multiplier * spread / alone
         print(f"bands {bands}: sigma {multiplier}, noise {ratio:.3f}, a {[round(each, 3) for each in a]}", flush=True)
         for rate in options.rates:
             settings = Settings(
                 noise_multiplier=0.0,  # the noise is added here
-                sample_rate=SST2.sample_rate,
-                steps=options.steps,
-                expected_batch=SST2.expected_batch,
+                sample_rate=data.sample_rate,
+                steps=steps,
+                expected_batch=data.expected_batch,
                 learning_rate=rate,
-                max_grad_norm=SST2.max_grad_norm,
+                max_grad_norm=data.max_grad_norm,
             )
             noise = multiplier * math.hypot(*a)
-            runs = [trained_accuracy(hidden, splits, a, noise, settings, seed, options.floor) for seed in options.seeds]
+            runs = [
+                trained_accuracies(data, hidden, splits, a, noise, settings, seed, options.floor)
+                for seed in options.seeds
+            ]
             means = [statistics.mean(column) for column in zip(*runs)]
-            print(f"  rate {rate:g}: dev {means[0]:.4f}, test {means[1]:.4f}, runs {runs}", flush=True)
+            named = ", ".join(f"{name} {mean:.4f}" for name, mean in zip(list(examples)[1:], means))
+            print(f"  rate {rate:g}: {named}, runs {runs}", flush=True)
     return 0
 
 
