@@ -45,6 +45,20 @@ def test_table_compares_pairs_with_the_manifest(write_manifest: Write, capsys: p
     assert "about 10,240 example gradients (2.56 epochs) and keeps ε = 8" in shown.out
 
 
+def test_terminal_shows_what_is_computed_and_clears_it(
+    write_manifest: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert main(["plan", write_manifest(**OWN)]) == 0
+    shown = capsys.readouterr().err.split("\r\033[K")
+    assert shown[5:] == [
+        "computing the noise of 5 pairs ...",
+        "",
+        "estimating the memory of a worker ...",
+        f"the memory of a worker is not estimated: {_NOT_READ}\n",
+    ]
+
+
 @pytest.mark.parametrize("length", [{"steps": 80}, {"epochs": "5.12"}], ids=["steps", "epochs"])
 def test_proposed_command_is_valid(
     write_manifest: Write, capsys: pytest.CaptureFixture[str], length: dict[str, Any]

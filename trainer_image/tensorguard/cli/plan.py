@@ -76,10 +76,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     found = []
     for choice in choices(job):
         found.append(choice)
-        if sys.stderr.isatty():
-            print(f"\rcomputing the noise of {len(found)} pairs ...", end="", file=sys.stderr, flush=True)
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
+        _show(f"computing the noise of {len(found)} pairs ...")
+    _show("")
     if arguments.output == "text":
         _print(found)
         if best := proposed(found):
@@ -111,18 +109,27 @@ def _memory(job: TenSafeTrainingJob, arguments: argparse.Namespace) -> WorkerMem
     """Estimate the memory of a worker and print it, if text is wanted. None if the model's files cannot be read."""
     from tensorguard.cli.plan_memory import print_memory, worker_memory
 
-    sys.stdout.flush()  # the next lines take some seconds
+    sys.stdout.flush()  # the next lines take some seconds, or half a minute where changes are searched
+    _show("estimating the memory of a worker ...")
     try:
         memory = worker_memory(job, Path(arguments.manifest).absolute().parent, arguments.gpu_memory)
     except (ImportError, OSError, ValueError) as error:
+        _show("")
         print(f"the memory of a worker is not estimated: {error}", file=sys.stderr)
         return None
+    _show("")
     if arguments.output == "text":
         print()
         print_memory(memory)
     for warning in memory.warnings():
         print(f"warning: {warning}", file=sys.stderr)
     return memory
+
+
+def _show(text: str) -> None:
+    """Show what is being done, in place of what was shown before, if somebody looks at a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _figures(choice: Choice) -> dict[str, object]:
