@@ -13,9 +13,11 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import TypeVar
 
-from tensafe_api.long_computations import LongComputationError, only_short_computations
+from tensafe_api.long_computations import LongComputationError, limited_computations, only_short_computations
 from tensafe_api.reasons import Phase
 from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.status import Status
@@ -31,13 +33,18 @@ from tensafe_operator.plan.conditions import status_of_failed_reconcile
 from tensafe_operator.plan.ledger import count_after_failure
 from tensafe_operator.plan.observed import ClusterWarning, Decision, Object, Observed
 from tensafe_operator.runtime.api_client import INVALID, ApiClient, ApiError, ApiUnavailable
-from tensafe_operator.runtime.work_queue import TakesLong
+from tensafe_operator.runtime.work_queue import COMPUTATIONS, TakesLong
 from tensafe_operator.settings import Settings
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 5.0
 ANSWER_SECONDS = 2.0
 """For how long a new RayJob waits for KubeRay's first status, so that one write of the job's status reports both."""
+
+COMPUTING_SECONDS, FIGURES = 10.0, 8
+"""A turn of a job computes figures for so long, and so many at least: more than are new while a job trains. With fewer,
+a job whose ledger changes faster than its figures are computed would never be decided on."""
 
 
 class Reconciler:
@@ -66,6 +73,7 @@ class Reconciler:
         self._learn = learn
         self._guarded = guarded
         self._corrections = Corrections(clock)
+        self._threads = ThreadPoolExecutor(COMPUTATIONS, "accounting")  # nothing else may occupy them
 
     async def reconcile(
         self, namespace: str, name: str, cached: Observed | None = None, *, patient: bool = True
@@ -80,20 +88,21 @@ class Reconciler:
 
         Args:
             cached: the job as the cache has it. None: it is read from the API server.
-            patient: whether to compute in a thread what takes long.
+            patient: whether to compute in a thread what takes long, within the limits of a turn.
 
         Returns:
             When to reconcile again at the latest, in seconds since the epoch. None: when something changes.
 
         Raises:
-            TakesLong: not patient, and a figure has to be computed that takes long. What was done until then is kept.
+            TakesLong: a figure has to be computed that takes long, and the call is not patient, or its turn has ended.
+                What was done until then is kept.
         """
         observed = cached or await observe(self._api, namespace, name)
         if observed is None:
             return None  # the job is deleted: garbage collection removes its children, and its ledger stays
         guarded = await self._guarded()
         observed = replace(observed, guarded=guarded)
-        async with self._failure_in_status(observed):
+        async with self._failure_in_status(observed, patient):
             decision = await self._decide(observed, patient)
             if decision.irreversible and cached is not None:
                 observed = await observe(self._api, namespace, name, observed)
@@ -126,13 +135,18 @@ class Reconciler:
                     decision = await self._decide(observed, patient)  # creates the RayJob of the recorded attempt
             except RetryLater as blocked:
                 if blocked.warning is not None:
-                    await self._report_warning(observed, blocked.warning, deletion=isinstance(blocked, DeletionRefused))
+                    is_deletion = isinstance(blocked, DeletionRefused)
+                    await self._report_warning(observed, blocked.warning, patient, deletion=is_deletion)
                 if isinstance(blocked.__cause__, ApiUnavailable):
                     raise blocked.__cause__ from None  # the delay grows: each request may take its time limit
                 return self._clock() + RETRY_SECONDS
 
     async def compute(self, cached: Observed) -> None:
-        """Compute in a thread what the next reconcile of a job needs, so that it is cached."""
+        """Compute in a thread what the next reconcile of a job needs, so that it is cached.
+
+        Raises:
+            TakesLong: the turn has ended, and something is missing still.
+        """
         await self._decide(replace(cached, guarded=await self._guarded()), patient=True)
 
     async def _decide(self, observed: Observed, patient: bool) -> Decision:
@@ -141,13 +155,25 @@ class Reconciler:
         Calibrating the noise of a new job takes up to ten seconds. With PLD, the default accountant, a new ε takes a
         tenth of a second up to three seconds. All figures are cached, so that most decisions take a few milliseconds.
         """
-        if patient or len(observed.pods) > KINDS.kept["Pod"]:  # so many come from the API server alone
-            return await asyncio.to_thread(decide, observed, self._clock(), self._settings)
+        many_pods = len(observed.pods) > KINDS.kept["Pod"]  # so many come from the API server alone
+        return await self._computed(
+            observed.job, patient, lambda: decide(observed, self._clock(), self._settings), in_thread=many_pods
+        )
+
+    async def _computed(self, job: Object, patient: bool, call: Callable[[], T], *, in_thread: bool = False) -> T:
+        """The result of a call that may compute long for a job. Raises TakesLong, see `reconcile`."""
+
+        def limited() -> T:
+            limits = limited_computations(seconds=COMPUTING_SECONDS, at_least=FIGURES)
+            with limits if patient else only_short_computations():
+                return call()
+
         try:
-            with only_short_computations():
-                return decide(observed, self._clock(), self._settings)
+            if patient:
+                return await asyncio.get_running_loop().run_in_executor(self._threads, limited)
+            return await asyncio.to_thread(limited) if in_thread else limited()
         except LongComputationError as error:
-            raise TakesLong(str(error), group=_group(observed.job)) from error
+            raise TakesLong(str(error), group=_group(job)) from error
 
     async def _write_status(self, job: Object, status: Status) -> Manifest | None:
         stored = await write_status(self._api, job, status, self._clock())
@@ -155,10 +181,12 @@ class Reconciler:
             self._learn(stored)
         return stored
 
-    async def _report_warning(self, observed: Observed, warning: ClusterWarning, *, deletion: bool) -> None:
+    async def _report_warning(
+        self, observed: Observed, warning: ClusterWarning, patient: bool, *, deletion: bool
+    ) -> None:
         """Show in the status what the API server refused to create, to bring back or to delete."""
         decided_on = observed if deletion else replace(observed, warnings=(warning, *observed.warnings))
-        decided = decide(decided_on, self._clock(), self._settings).status
+        decided = (await self._decide(decided_on, patient)).status
         status: Status | None = decided
         if deletion:
             status = status_of_refusal(observed.job.get("status") or {}, decided, warning, self._clock())
@@ -168,7 +196,7 @@ class Reconciler:
             await write_status(self._api, observed.job, status, self._clock())
 
     @contextlib.asynccontextmanager
-    async def _failure_in_status(self, observed: Observed) -> AsyncIterator[None]:
+    async def _failure_in_status(self, observed: Observed, patient: bool) -> AsyncIterator[None]:
         """Show in the status that the reconcile of this job failed, and raise the error again.
 
         An unavailable API server, a refused request and a long computation are not failures. An invalid object is.
@@ -179,10 +207,10 @@ class Reconciler:
             raise
         except Exception as error:
             if not isinstance(error, ApiError) or error.status == INVALID:
-                await self._report_failure(observed, error)
+                await self._report_failure(observed, error, patient)
             raise
 
-    async def _report_failure(self, observed: Observed, error: Exception) -> None:
+    async def _report_failure(self, observed: Observed, error: Exception, patient: bool) -> None:
         """Write the failure into the status, and count what the ledger was charged.
 
         The status is written under the version of the job that the reconcile started with. If the reconcile has written
@@ -193,8 +221,11 @@ class Reconciler:
         try:
             status = status_of_failed_reconcile(job.get("status") or {}, type(error).__name__, self._clock())
             with contextlib.suppress(ArithmeticError, ValueError):  # the failure may be that of a privacy figure
-                status = await asyncio.to_thread(count_after_failure, status, observed.ledger)
+                counted_from = status
+                status = await self._computed(job, patient, lambda: count_after_failure(counted_from, observed.ledger))
             await self._write_status(job, status)
+        except TakesLong:
+            raise
         except Exception as another:
             log.warning("the status cannot report this failure: %s", type(another).__name__, extra=job_fields(job))
 

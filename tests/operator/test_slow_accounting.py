@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster
 from tensafe_api import accounting
 from tensafe_api.calibration import calibrate
-from tensafe_api.long_computations import LongComputationError, only_short_computations
+from tensafe_api.long_computations import LongComputationError, long_computation, only_short_computations
+from tensafe_api.resources.status import Status
 from tensafe_operator import reconcile
+from tensafe_operator.kinds import KINDS
 from tensafe_operator.plan import decide
 from tensafe_operator.plan.observed import Decision
 from tensafe_operator.runtime.work_queue import TakesLong
@@ -72,13 +75,81 @@ def test_only_a_patient_call_computes_long_and_does_it_in_a_thread(
     assert api.statuses[0]["privacy"] == api.statuses[1]["privacy"]
 
 
+@functools.cache
+@long_computation
+def figure(number: int) -> int:
+    return number
+
+
+def needing(numbers: range) -> Callable[..., Decision]:
+    """A decision that needs these figures."""
+
+    def needs(*arguments: Any) -> Decision:
+        for number in numbers:
+            figure(number)
+        return decide(*arguments)
+
+    return needs
+
+
+def test_turn_of_a_job_is_limited_and_the_next_one_gets_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job with many new figures leaves the threads to others in between."""
+    changes = {"metadata__resourceVersion": "1", "spec__suspend": True}
+    cluster = FakeCluster.with_job(**changes)
+    reconciler: Any = reconcile.Reconciler(AcceptingApi(), SETTINGS, guarded=guarded)  # type: ignore[arg-type]
+    asyncio.run(reconciler.compute(cluster.observe()))  # its own figures
+    monkeypatch.setattr(reconcile, "COMPUTING_SECONDS", 0.0)
+    monkeypatch.setattr(reconcile, "decide", needing(range(3 * reconcile.FIGURES)))
+    figure.cache_clear()
+    for turn in (1, 2):
+        with pytest.raises(TakesLong):
+            asyncio.run(reconciler.compute(cluster.observe()))
+        assert figure.cache_info().currsize == turn * reconcile.FIGURES
+    asyncio.run(reconciler.reconcile("clinic", "claims-triage", cluster.observe(), patient=True))
+    assert figure.cache_info().currsize == 3 * reconcile.FIGURES
+    asyncio.run(reconciler.reconcile("clinic", "claims-triage", cluster.observe(), patient=False))
+
+
+def test_job_with_many_pods_computes_nothing_long_before_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile, "decide", needing(range(100, 101)))
+    observed = FakeCluster.with_job().observe()
+    pods = tuple({"kind": "Pod", "metadata": {"name": f"p{number}"}} for number in range(KINDS.kept["Pod"] + 1))
+    reconciler: Any = reconcile.Reconciler(AcceptingApi(), SETTINGS, guarded=guarded)  # type: ignore[arg-type]
+    with pytest.raises(TakesLong):
+        asyncio.run(reconciler.reconcile("clinic", "claims-triage", replace(observed, pods=pods), patient=False))
+
+
+def test_failed_reconcile_counts_charges_in_the_turn_of_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the jobs of one namespace that fail would take the time of the others."""
+
+    def fail(*arguments: Any) -> Decision:
+        raise RuntimeError("a bug")
+
+    def count(status: Status, ledger: object) -> Status:
+        figure(200)
+        return status
+
+    monkeypatch.setattr(reconcile, "decide", fail)
+    monkeypatch.setattr(reconcile, "count_after_failure", count)
+    figure.cache_clear()
+    api = AcceptingApi()
+    reconciler: Any = reconcile.Reconciler(api, SETTINGS, guarded=guarded)  # type: ignore[arg-type]
+    observed = FakeCluster.with_job(metadata__resourceVersion="1").observe()
+    with pytest.raises(TakesLong):
+        asyncio.run(reconciler.reconcile("clinic", "claims-triage", observed, patient=False))
+    assert api.statuses == []
+    with pytest.raises(RuntimeError, match="a bug"):
+        asyncio.run(reconciler.reconcile("clinic", "claims-triage", observed, patient=True))
+    assert len(api.statuses) == 1
+
+
 @pytest.mark.parametrize("accountant", ["PLD", "RDP"])
 def test_each_figure_that_takes_long_is_refused_where_only_short_ones_are_allowed(
     accountant: accounting.AccountantName,
 ) -> None:
     rate = {"PLD": 0.0123, "RDP": 0.0124}[accountant]
     claim: dict[str, Any] = {"sample_rate": rate, "steps": 77, "delta": 1e-6, "accountant": accountant}
-    calls = [
+    calls: list[Callable[[], object]] = [
         lambda: calibrate(target_epsilon=4.5, **claim),
         lambda: str(accounting.epsilon(noise_multiplier=1.2345, **claim)),
     ]

@@ -5,7 +5,8 @@ afterwards. A handler may ask to be called again at a given time. A handler that
 delay. `FairOrder` decides which key is the next.
 
 A handler that would have to compute for long raises `TakesLong` instead. `compute` then does that for the key, while
-other keys are handled, and the key is handled again.
+other keys are handled, and the key is handled again. Until that has ended, its namespace has no other computation, and
+it counts as one: the handler may compute what is missing still.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ others. Each takes a core."""
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 60.0
 Handler = Callable[[Key, bool], Awaitable[float | None]]
 """Handles a key; returns when to handle it again at the latest (seconds since the epoch), or None. The second argument
-is true after its `TakesLong`: the results should be cached now, and it computes what is still missing."""
+is true after its `TakesLong`: the results should be cached now, and it computes what is still missing. If that is too
+much, it raises `TakesLong` again."""
 Compute = Callable[[Key], Awaitable[bool]]
 """Computes what the handler of a key needs, so that it is cached, and returns whether it did: false where the key does
-not exist any more. It must not block the event loop."""
+not exist any more. It must not block the event loop. It raises `TakesLong` where more is left for its next turn."""
 
 
 class TakesLong(Exception):
@@ -67,7 +69,8 @@ class WorkQueue:
     def __init__(self, log_fields: Callable[[Key], Mapping[str, str]] = _default_log_fields) -> None:
         self._log_fields = log_fields
         self._ready, self._uncomputed = FairOrder(), ComputationOrder()
-        self._computed: set[Key] = set()
+        self._computed: dict[Key, asyncio.Event] = {}
+        """Keys that were computed, and what is set once they have been handled."""
         self._waiting: set[Key] = set()
         self._running: set[Key] = set()
         self._touched_while_running: set[Key] = set()
@@ -115,13 +118,12 @@ class WorkQueue:
     async def _work(self, handle: Handler) -> None:
         while True:
             key = await self._ready.get()
-            computed = key in self._computed
-            self._computed.discard(key)
+            computed = self._computed.pop(key, None)
             self._waiting.discard(key)
             self._running.add(key)
             self._ready.handled(key)  # before the handler, which may forget the key
             try:
-                wake = await handle(key, computed)
+                wake = await handle(key, computed is not None)
                 self._failures.pop(key, None)
                 if wake is not None:
                     self.touch_at(key, wake)
@@ -135,6 +137,8 @@ class WorkQueue:
                 log.exception("the reconcile failed", extra=dict(self._log_fields(key)))
                 self._retry(key, type(error).__name__)
             finally:
+                if computed is not None:
+                    computed.set()
                 self._running.discard(key)
                 if key in self._touched_while_running:
                     self._touched_while_running.discard(key)
@@ -145,14 +149,17 @@ class WorkQueue:
             key = await self._uncomputed.get()
             try:
                 computed = await compute(key)
-            except (ApiUnavailable, ApiError):
+            except (ApiUnavailable, ApiError, TakesLong):
                 computed = False
             except Exception:
                 computed = True  # the handler meets the same error, and reports it
-            self._uncomputed.done(key)
+            handled = asyncio.Event()
             if computed:
-                self._computed.add(key)
+                self._computed[key] = handled
             self._ready.put(key, first=True)
+            if computed:
+                await handled.wait()
+            self._uncomputed.done(key)
 
     def _retry(self, key: Key, reason: str) -> None:
         failures = self._failures[key] = self._failures.get(key, 0) + 1

@@ -239,6 +239,67 @@ def test_slow_keys_of_one_namespace_leave_a_computation_to_the_others() -> None:
     drive_both(handle, compute, scenario)
 
 
+def test_namespace_has_one_computation_until_its_key_was_handled() -> None:
+    """The handler computes what has changed since, and that may take longer than the computation."""
+    busy = [("busy", f"job-{number}") for number in range(2 * work_queue.WORKERS)]
+    computing: list[Key] = []
+    handling: list[Key] = []
+    finish, other = asyncio.Event(), asyncio.Event()
+
+    async def compute(key: Key) -> bool:
+        computing.append(key)
+        return True
+
+    async def handle(key: Key, computed: bool) -> None:
+        if not computed:
+            raise TakesLong
+        handling.append(key)
+        if key == ONE:
+            other.set()
+        else:
+            await finish.wait()
+
+    async def scenario(queue: WorkQueue) -> None:
+        for key in busy:
+            queue.touch(key)
+        while not handling:
+            await asyncio.sleep(0)
+        queue.touch(ONE)
+        await other.wait()
+        assert computing == handling == [busy[0], ONE]
+        finish.set()
+        while len(handling) < len(busy) + 1:
+            await asyncio.sleep(0)
+        assert sorted(handling) == sorted([*busy, ONE])
+
+    drive_both(handle, compute, scenario)
+
+
+def test_computation_that_is_too_much_for_one_turn_continues_in_the_next() -> None:
+    ran: list[str] = []
+    done = asyncio.Event()
+
+    async def compute(key: Key) -> bool:
+        ran.append("compute")
+        if ran.count("compute") in (1, 2):
+            raise TakesLong
+        return True
+
+    async def handle(key: Key, computed: bool) -> None:
+        ran.append("handle after it" if computed else "handle")
+        if not computed or ran.count("handle after it") == 1:
+            raise TakesLong
+        done.set()
+
+    async def scenario(queue: WorkQueue) -> None:
+        queue.touch(ONE)
+        await done.wait()
+        turn = ["handle", "compute"]
+        assert ran == [*turn, *turn, *turn, "handle after it", "compute", "handle after it"]
+
+    drive_both(handle, compute, scenario)
+
+
 def test_key_that_is_touched_while_it_is_computed_is_handled_once_more() -> None:
     ran: list[bool] = []
     computing, finish, done = (asyncio.Event() for _ in range(3))

@@ -127,7 +127,7 @@ def _memory(job: TenSafeTrainingJob, arguments: argparse.Namespace) -> WorkerMem
 
 
 def _show(text: str) -> None:
-    """Show what is being done, in place of what was shown before, if somebody looks at a terminal."""
+    """Show what is being done, in place of what was shown before, if the error output is a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
