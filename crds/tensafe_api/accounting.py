@@ -21,7 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from tensafe_api.long_computations import long_computation
 from tensafe_api.loss_intervals import largest_loss, loss_interval
@@ -322,7 +322,8 @@ def _composed_pld(
 ) -> PrivacyLossDistribution:
     """The privacy losses of all steps, of which there are so many of each kind (q, σ)."""
     composed = [_one_step_pld(*kind, interval).self_compose(steps) for kind, steps in steps_of_kinds]
-    return cast("PrivacyLossDistribution", load().compose(composed))
+    total: PrivacyLossDistribution = load().compose(composed)
+    return total
 
 
 def _kinds(events: Sequence[PrivacyEvent]) -> list[tuple[float, float]]:
