@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, running_job
 from tensafe_api.resources.status import Attempt
 from tensafe_api.timestamps import format_time
 from tensafe_operator.plan.attempts import Assessment, AttemptState, Reason
-from tensafe_operator.plan.failed_pods import with_failed_pods
+from tensafe_operator.plan.failed_pods import remember_failed_pods, with_failed_pods
+from tensafe_operator.plan.observed import Observed
 
 WORKER = "claims-triage-a1-worker"
 LOW = "The node was low on resource: memory. Threshold quantity: 100Mi, available: "
@@ -194,7 +198,110 @@ def test_message_is_bounded_and_one_line() -> None:
     for number in range(9):
         text = {"reason": f"Cause{number}", "message": "a\n\x1b" + 5000 * "!"}
         fail_worker(cluster, operator, f"worker-{number}", ended(cluster, 1, **text))
-    assert "Cause2: a \ufffd!" in str(message_of(cluster)) and "Cause3" not in str(message_of(cluster))
+    assert "Cause7: a \ufffd!" in str(message_of(cluster)) and "Cause6" not in str(message_of(cluster))
     fail(cluster, operator, 65)
     assert len(str(message_of(cluster))) <= 700 and "\n" not in str(message_of(cluster))
+    assert all(f"Cause{number}: a \ufffd!" in str(message_of(cluster)) for number in (0, 7, 8))
     assert condition(cluster, "Failed")["message"].endswith(Reason.NO_PROGRESS.fix)
+
+
+def test_first_cause_and_the_newest_two_are_named() -> None:
+    """Three causes were kept for ever, and a fourth, which had ended the attempt, was not named."""
+    cluster, operator = running_job()
+    fail_worker(cluster, operator, "worker-1", evicted(cluster))
+    fail_worker(cluster, operator, "worker-2", ended(cluster, 1))
+    fail_worker(cluster, operator, "worker-3", ended(cluster, 1, reason="Terminated", message="node shutdown"))
+    first, newer = f"pod worker-1: Evicted: {LOW}64200Ki", "pod worker-3: Terminated: node shutdown"
+    assert message_of(cluster) == f"{first}; pod worker-2: container ray-worker ended with exit code 1 (Error); {newer}"
+    fail_worker(cluster, operator, "worker-4", killed(cluster))
+    newest = f"after other failures, {newer}; pod worker-4: {OUT_OF_MEMORY}"
+    assert message_of(cluster) == f"{first}; {newest}"
+    fail(cluster, operator, 65)
+    assert f"; before that, {first}; {newest}. {Reason.NO_PROGRESS.fix}" in condition(cluster, "Failed")["message"]
+
+
+def failed_pod(name: str, cause: str, at: float = 1.8e9) -> dict[str, Any]:
+    """A pod of attempt 1 that the cluster has ended, with a reason and a message."""
+    reason, _, message = cause.partition(": ")
+    ready = {"type": "Ready", "status": "False", "lastTransitionTime": format_time(at)}
+    status = {"phase": "Failed", "reason": reason, "message": message, "conditions": [ready]}
+    return {"metadata": {"name": name, "labels": {"tensafe.io/attempt": "1"}}, "status": status}
+
+
+def not_started(name: str, container: str, message: str) -> dict[str, Any]:
+    """A pod of attempt 1 with a container that its node could not start."""
+    state = {"exitCode": 128, "reason": "StartError", "message": message, "startedAt": "1970-01-01T00:00:00Z"}
+    status = {"phase": "Failed", "containerStatuses": [{"name": container, "state": {"terminated": state}}]}
+    return {"metadata": {"name": name, "labels": {"tensafe.io/attempt": "1"}}, "status": status}
+
+
+def remembered(*pods: dict[str, Any], message: str | None = None) -> str:
+    """The message of attempt 1, after a look at these pods."""
+    seen = Observed({"status": {"attempts": [{"number": 1}]}}, None, (), pods, ())
+    return remember_failed_pods(Attempt(number=1, message=message), seen).message or ""
+
+
+ANY_CAUSE = st.sampled_from(["A", "B: b", "C: c. 5 of 6", "D: \x1bd; pod e: f", "E: " + 300 * "e", "F: g 7", "F: g 8"])
+
+
+@given(st.lists(st.lists(st.tuples(ANY_CAUSE, st.integers(0, 3)), max_size=6), max_size=4), st.randoms())
+def test_pods_that_stay_change_the_message_once(moments: list[list[tuple[str, int]]], random: random.Random) -> None:
+    """Otherwise each pass would write a status, which starts the next pass."""
+    message = None
+    for moment in moments:
+        pods = [failed_pod(f"p{number}", cause, 1.8e9 + time) for number, (cause, time) in enumerate(moment)]
+        message = remembered(*pods, message=message)
+        random.shuffle(pods)
+        assert remembered(*pods, message=message) == message
+        assert len(message.split("; ")) <= 3 and len(message) < 700
+
+
+def test_pod_that_failed_last_is_named_whatever_order_pods_are_listed_in() -> None:
+    pods = [failed_pod(f"p{number}", f"Cause{number}", 1.8e9 + number) for number in (4, 0, 3, 1, 2)]
+    assert remembered(*pods) == "pod p0: Cause0; after other failures, pod p3: Cause3; pod p4: Cause4"
+
+
+IN_MEMORY = (
+    "Evicted: The node was low on resource: memory. Threshold quantity: {0}Mi, available: {1}Ki. Container ray-{2} was "
+    "using {0}Gi, request is {1}Gi, has larger consumption of memory. "
+)
+ON_DISK = "Evicted: The node was low on resource: ephemeral-storage. Threshold quantity: {1}, available: {0}. "
+CAUSES = (
+    IN_MEMORY,
+    ON_DISK,
+    "Evicted: Pod ephemeral local storage usage exceeds the total limit of containers {0}Gi. ",
+    'Evicted: Usage of EmptyDir volume "shm" exceeds the limit "{0}Gi". ',
+    "Evicted: The node had condition: [DiskPressure]. ",
+    "OutOfcpu: Pod was rejected: Node didn't have enough resource: cpu, requested: {0}, used: {1}, capacity: 8000",
+    "UnexpectedAdmissionError: Pod was rejected: Allocate failed due to requested number of devices unavailable for "
+    "nvidia.com/gpu. Requested: {0}, Available: {1}, which is unexpected",
+    "NodeLost: Node {2}-{0} which was running pod job-{2} is unresponsive",
+    "Preempted: Preempted by pod 0af{0}-{1}b on node {2}",
+    "Terminated: Pod was terminated in response to imminent node shutdown.",
+)
+
+
+@given(st.sampled_from(CAUSES), st.sampled_from(CAUSES), st.lists(st.integers(1, 10**7), min_size=2))
+def test_causes_differ_by_their_kind_and_not_by_their_numbers(one: str, other: str, numbers: list[int]) -> None:
+    """An eviction for memory was not named after one for ephemeral storage."""
+    message = None
+    for number in numbers:
+        for cause in (one, other):
+            text = cause.format(number, 3 * number, "head" if number % 2 else "worker")
+            message = remembered(failed_pod(f"p{number}", text), message=message)
+    assert len(str(message).split("; ")) == len({one, other})
+
+
+def test_container_that_cannot_start_is_named_once_for_head_and_worker() -> None:
+    text = 'failed to create containerd task: exec: "bash": executable file not found in $PATH'
+    head, worker = not_started("h", "ray-head", text), not_started("w", "ray-worker", f"{text}: container 9e1b")
+    assert remembered(head, worker) == f"pod h: container ray-head ended with exit code 128 (StartError): {text}"
+
+
+def test_end_that_reports_one_eviction_does_not_hide_another_one() -> None:
+    disk, memory = ON_DISK.format(7, 9), IN_MEMORY.format(7, 9, "worker")
+    attempt = Attempt(number=1, message=remembered(failed_pod("a", disk), failed_pod("b", memory)))
+    text = f"last reported: CrashLoop: pod c: {ON_DISK.format(8, 80)}"
+    failed = Assessment(AttemptState.FAILED, Reason.START_DEADLINE_EXCEEDED, text)
+    message = with_failed_pods(failed, attempt).message
+    assert "before that, pod b: Evicted" in message and "pod a: " not in message
