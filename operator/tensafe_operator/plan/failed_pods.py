@@ -15,6 +15,7 @@ import re
 from dataclasses import replace
 
 from tensafe_api.clean_text import clean
+from tensafe_api.reasons import Reason
 from tensafe_api.resources.status import Attempt
 from tensafe_api.timestamps import parse_time
 from tensafe_operator.plan.attempts import Assessment, AttemptState
@@ -36,6 +37,16 @@ _BETWEEN = re.compile(rf"; (?=(?:{_GAP})?pod \S+: )")
 _POD = re.compile(r"\bpod \S+: ")
 _VARIES = re.compile(r"\b(?:pod|node) \S+|[\w.+-]*\d[\w.+-]*", re.IGNORECASE)
 """What differs from pod to pod in messages about one cause: names, quantities and ids."""
+_MAY_BE_EXPLAINED = (
+    Reason.WORKER_LOST,
+    Reason.NO_PROGRESS,
+    Reason.AGGREGATION_FAILED,
+    Reason.RESOURCES_MISSING,
+    Reason.INTERNAL_ERROR,
+    Reason.DEADLINE_EXCEEDED,
+    Reason.START_DEADLINE_EXCEEDED,
+)
+"""Reasons of an end that a failed pod may have caused. The others name their own cause, such as a field or a model."""
 
 _Kind = tuple[str, str]
 
@@ -57,10 +68,10 @@ def remember_failed_pods(attempt: Attempt, observed: Observed) -> Attempt:
 
 
 def with_failed_pods(assessment: Assessment, attempt: Attempt) -> Assessment:
-    """Return the assessment of an attempt that has failed, with how its pods failed before. That of an attempt that has
-    ended otherwise is unchanged.
+    """Return the assessment of an attempt that has failed, with how its pods failed before, where that may be why. That
+    of an attempt that has ended otherwise is unchanged.
     """
-    if assessment.state is not AttemptState.FAILED:
+    if assessment.state is not AttemptState.FAILED or assessment.reason not in _MAY_BE_EXPLAINED:
         return assessment
     message = (assessment.message or assessment.reason.sentence).rstrip(".")
     named = {_kind(_short(each)) for each in _POD.split(message)}

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, running_job
+from tensafe_api.driver_exit_codes import driver_exit_code
+from tensafe_api.reasons import Reason
 from tensafe_api.resources.status import Attempt
 from tensafe_api.timestamps import format_time
-from tensafe_operator.plan.attempts import Assessment, AttemptState, Reason
+from tensafe_operator.plan.attempts import Assessment, AttemptState
 from tensafe_operator.plan.failed_pods import remember_failed_pods, with_failed_pods
 from tensafe_operator.plan.observed import Observed
 
@@ -191,6 +193,28 @@ def test_end_that_reports_the_crash_itself_does_not_repeat_it() -> None:
     text = f"the pods did not start within 60 s; last reported: CrashLoop: {crash}"
     failed = Assessment(AttemptState.FAILED, Reason.START_DEADLINE_EXCEEDED, text)
     assert with_failed_pods(failed, attempt).message == f"{text}; before that, pod b: {OUT_OF_MEMORY}"
+
+
+@pytest.mark.parametrize(
+    ("reason", "explained"),
+    [
+        (Reason.WORKER_LOST, True),
+        (Reason.AGGREGATION_FAILED, True),
+        (Reason.RESOURCES_MISSING, True),
+        (Reason.INVALID_MANIFEST, False),
+        (Reason.MODEL_UNSUPPORTED, False),
+        (Reason.MODEL_UNAVAILABLE, False),
+        (Reason.DATASET_UNREADABLE, False),
+        (Reason.PRIVACY_BUDGET_EXCEEDED, False),
+    ],
+)
+def test_end_that_names_its_own_cause_does_not_name_failed_pods(reason: Reason, explained: bool) -> None:
+    """A lack of memory an hour before seemed to be why a manifest is invalid."""
+    cluster, operator = running_job()
+    fail_worker(cluster, operator, "worker-1", killed(cluster))
+    fail(cluster, operator, driver_exit_code(reason))
+    assert cluster.status["attempts"][0]["reason"] == reason
+    assert ("before that" in str(message_of(cluster))) == ("worker-1" in str(cluster.status)) == explained
 
 
 def test_message_is_bounded_and_one_line() -> None:
