@@ -230,7 +230,7 @@ class Reason(StrEnum):
     QUEUED = "Queued", "The job waits in its queue."
     SUSPENDED = "Suspended", "The author suspended the job.", "Set spec.suspend to false to continue."
     SUSPENDING = "Suspending", "The workers received the request to write a checkpoint and stop."
-    RETRYING = "Retrying", "The last attempt failed, and the next one starts soon."
+    RETRYING = "Retrying", "The last attempt has ended, and the next one starts soon."
     NOT_BLOCKED = "NotBlocked", "Nothing waits for a user."
     NOT_QUEUED = "NotQueued", "The job does not wait in a queue."
     NOT_RUNNING = "NotRunning", "The job does not train."

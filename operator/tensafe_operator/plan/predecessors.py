@@ -80,7 +80,7 @@ def waiting_state(draft: Draft, predecessors: Predecessors) -> JobState:
     KubeRay or the garbage collector deletes the pods of a RayJob that has ended or was deleted. A policy may refuse it,
     and a RayCluster that a user has separated from its RayJob stays.
     """
-    message = "waiting until the pods of the last attempt have terminated"
+    message = "Waiting until the pods of the last attempt have terminated."
     if predecessors.kept:
         ended = (parse_time(attempt.end_time) or 0.0 for attempt in draft.status.attempts)
         end = max(ended, default=0.0) + DELETED_SECONDS

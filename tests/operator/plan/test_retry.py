@@ -9,6 +9,7 @@ from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.ledger import MAX_ATTEMPTS
 from tensafe_api.resources.status import Attempt
 from tensafe_api.timestamps import format_time
+from tensafe_kubectl.diagnosis import Seen, diagnose
 from tensafe_operator.plan.attempts import Assessment, AttemptState
 from tensafe_operator.plan.retry import backoff_end, state_after
 
@@ -63,6 +64,19 @@ def test_interrupted_attempt_is_repeated_at_once_and_not_counted() -> None:
     failed = Assessment(AttemptState.FAILED, Reason.WORKER_LOST)
     assert state_after(failed, [*attempts, ended(3)], [1, 2, 3], 3, suspend=False).phase is Phase.STARTING
     assert state_after(failed, [*attempts, ended(3)], [1, 2, 3], 2, suspend=False).phase is Phase.FAILED
+
+
+def test_job_whose_attempt_was_interrupted_does_not_report_a_failure() -> None:
+    """A drained node is no failure of the job."""
+    cluster, operator = running_job()
+    cluster.record_outcome("Suspended")
+    cluster.end_ray_job("FAILED")
+    for message in (Reason.RETRYING.sentence, "Waiting until the pods of the last attempt have terminated."):
+        operator.reconcile(cluster.observe())
+        ready = condition(cluster, "Ready")
+        assert (ready["reason"], ready["message"]) == ("Retrying", message)
+        assert "failed" not in diagnose(Seen(cluster.job), cluster.now).what
+    assert cluster.status["attempts"][0]["reason"] == "Interrupted"
 
 
 def test_attempts_that_never_acquired_the_ledger_are_not_counted() -> None:
