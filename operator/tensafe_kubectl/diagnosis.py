@@ -35,6 +35,10 @@ _FIX_OF_QUEUED = (
     "Wait, or free room in the queue that spec.cluster.queueName names: `kubectl get localqueues,clusterqueues` shows "
     "how full the queues are."
 )
+_FIX_OF_INACTIVE = (
+    "Fix what Kueue reports, then set spec.active of Workload {} to true. Or suspend the job and resume it: its next "
+    "attempt has another Workload."
+)
 _FIX_OF_NO_WORKLOAD = (
     "Check that Kueue runs, and that its configuration has the integration ray.io/rayjob for this namespace. Or "
     "suspend the job, remove queueName from spec.cluster or its profile, and set spec.suspend to false."
@@ -122,6 +126,10 @@ def _wait_in_queue(seen: Seen, now: float, word: str, waits: str) -> Diagnosis:
     if seen.no_workload and now - (parse_time(metadata.get("creationTimestamp")) or now) >= PATIENCE_SECONDS:
         what = f"{waits} Kueue has no Workload for RayJob {name}."
         return Diagnosis(word, what, _FIX_OF_NO_WORKLOAD, by_operator=False)
+    if part(seen.workload, "spec.active") is False:
+        workload = part(seen.workload, "metadata.name")
+        what = f"{waits} Workload {workload} is deactivated, so Kueue does not admit it, whatever room the queue has."
+        return Diagnosis(word, what, _FIX_OF_INACTIVE.format(workload), by_operator=False)
     return Diagnosis(word, waits, _FIX_OF_QUEUED)
 
 

@@ -138,6 +138,22 @@ def test_ray_job_that_someone_has_suspended_is_not_said_to_be_in_a_queue(labels:
     assert "Wait, or free room in the queue" in diagnose(of_kueue, NOW + PATIENCE_SECONDS).fix
 
 
+@pytest.mark.parametrize("active", [True, False, None])
+def test_workload_that_is_deactivated_is_named(active: bool | None) -> None:
+    """Kueue deactivates one that was evicted too often. It stays so, however much room the queue has."""
+    evicted = {"type": "Evicted", "status": "True", "reason": "DeactivatedDueToRequeuingLimitExceeded", "message": "m"}
+    workload: dict[str, Any] = {"metadata": {"name": "rayjob-1"}, "status": {"conditions": [evicted]}}
+    workload["spec"] = {} if active is None else {"active": active}
+    metadata = {"name": "triage-a1", "creationTimestamp": CREATED, "labels": {"kueue.x-k8s.io/queue-name": "clinic"}}
+    ray_job = {"metadata": metadata, "spec": {"suspend": True}}
+    found = diagnose(Seen(job_with(status_of(Phase.QUEUED, Reason.QUEUED)), ray_job=ray_job, workload=workload), NOW)
+    is_named = active is False
+    assert ("Workload rayjob-1 is deactivated" in found.what) == is_named
+    assert ("set spec.active of Workload rayjob-1 to true. Or suspend the job" in found.fix) == is_named
+    assert ("Wait, or free room" in found.fix) != is_named
+    assert found.evidence == ["Workload rayjob-1, Evicted=True: DeactivatedDueToRequeuingLimitExceeded: m"]
+
+
 def test_job_that_no_operator_has_seen_is_an_error_only_after_some_time() -> None:
     assert diagnose(Seen(job_with(None)), NOW + PATIENCE_SECONDS - 1).fix == "Wait."
     late = diagnose(Seen(job_with(None)), NOW + PATIENCE_SECONDS + 1)
