@@ -17,9 +17,10 @@ well, and rarely below PLD.
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -62,8 +63,8 @@ PLD_POINTS_LIMIT = 1_000_000
 ones. Of 350 random manifests, σ took at most 10 seconds, and 290 MB with what the caches keep."""
 
 MECHANISMS_KEPT, FIGURES_KEPT = 4096, 2**19
-"""How many mechanisms (q, σ, δ, accountant, earlier steps) keep figures, and how many figures all of them keep. A
-status lists up to 128 checkpoints."""
+"""How many mechanisms (q, σ, δ, accountant, earlier steps) keep what is computed once for each, and how many figures
+are kept. A status lists up to 128 checkpoints."""
 
 _TAIL = 1e-15
 """The probability of the losses that dp-accounting cuts off when it composes steps."""
@@ -102,18 +103,45 @@ def epsilon(
     Returns:
         An upper bound of ε; infinity if the accountant has no finite one.
     """
-    return _kept_epsilon(_epsilon_of(sample_rate, noise_multiplier, delta, accountant, earlier), steps)
+    return _kept_epsilon(_Figure((sample_rate, noise_multiplier, delta, accountant, earlier), steps))
+
+
+_SteppedMechanism = tuple[float, float, float, AccountantName, tuple[PrivacyEvent, ...]]
+"""q, σ, δ, accountant and earlier steps, in the order of `epsilon_once`."""
+
+
+class _Figure:
+    """The ε of a mechanism after some steps, as a key. It is small: a kept figure holds no mechanism, whose earlier
+    steps can be many, but its digest, which finds the figure again whatever else was asked for meanwhile.
+    """
+
+    __slots__ = ("_key", "_mechanism")
+
+    def __init__(self, mechanism: _SteppedMechanism, steps: int) -> None:
+        self._key = _digest(*mechanism), steps
+        self._mechanism: _SteppedMechanism | None = mechanism
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Figure) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def compute(self) -> float:
+        """The figure. It can be computed once."""
+        mechanism, self._mechanism = self._mechanism, None
+        assert mechanism is not None
+        return epsilon_once(*mechanism, self._key[1])
 
 
 @functools.lru_cache(maxsize=MECHANISMS_KEPT)
-def _epsilon_of(*mechanism: Any) -> Callable[[int], float]:
-    """`epsilon_once` of a mechanism: the same object each time, which is a small key."""
-    return functools.partial(epsilon_once, *mechanism)
+def _digest(*mechanism: Any) -> bytes:
+    return hashlib.blake2b(repr(mechanism).encode(), digest_size=20).digest()
 
 
 @functools.lru_cache(maxsize=FIGURES_KEPT)
-def _kept_epsilon(epsilon_of: Callable[[int], float], steps: int) -> float:
-    return epsilon_of(steps)
+def _kept_epsilon(figure: _Figure) -> float:
+    return figure.compute()
 
 
 def epsilon_once(

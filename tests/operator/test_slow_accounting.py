@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster
 from tensafe_api import accounting
 from tensafe_api.calibration import calibrate
 from tensafe_api.long_computations import LongComputationError, long_computation, only_short_computations
+from tensafe_api.privacy_events import PrivacyEvent
 from tensafe_api.resources.status import Status
 from tensafe_operator import reconcile
 from tensafe_operator.kinds import KINDS
@@ -197,10 +199,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[tuple[float, int]
         return steps / sigma
 
     monkeypatch.setattr(accounting, "epsilon_once", epsilon)
-    for cache in (accounting._epsilon_of, accounting._kept_epsilon):
+    for cache in (accounting._digest, accounting._kept_epsilon):
         cache.cache_clear()
     yield count
-    for cache in (accounting._epsilon_of, accounting._kept_epsilon):
+    for cache in (accounting._digest, accounting._kept_epsilon):
         cache.cache_clear()
 
 
@@ -230,6 +232,24 @@ def test_job_that_charges_many_steps_displaces_no_figure_of_another(asked: Count
         epsilon_of(2.5, steps)
     epsilon_of(1.5, 10)
     assert asked[1.5, 10] == 1
+
+
+def test_many_other_mechanisms_displace_no_figure(asked: Counter[tuple[float, int]]) -> None:
+    """A job whose turn ends continues with the figures that it has, also if many jobs were looked at meanwhile."""
+    epsilon_of(1.5, 10)
+    for number in range(2 * accounting.MECHANISMS_KEPT):
+        epsilon_of(2 + number / 2**16, 10)
+    epsilon_of(1.5, 10)
+    assert asked[1.5, 10] == 1
+
+
+def test_kept_figure_does_not_keep_the_earlier_steps_of_its_job(asked: Counter[tuple[float, int]]) -> None:
+    earlier = PrivacyEvent(sample_rate="0.01", noise_multiplier="1.25", steps=3)
+    before = sys.getrefcount(earlier)
+    accounting.epsilon(sample_rate=0.01, noise_multiplier=1.5, steps=7, delta=1e-5, earlier=(earlier,))
+    accounting._digest.cache_clear()
+    assert sys.getrefcount(earlier) == before
+    assert accounting._kept_epsilon.cache_info().currsize == 1
 
 
 def test_search_for_the_noise_of_a_new_job_displaces_no_figure() -> None:

@@ -162,6 +162,14 @@ CLAIMS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        "a kept figure is found again for a mechanism with other earlier steps",
+        (Edit(API + "accounting.py", "repr(mechanism).encode()", "repr(mechanism[:4]).encode()"),),
+        (
+            "tests/api/test_accounting.py::test_kept_figures_of_two_mechanisms_are_never_confused",
+            "tests/api/test_earlier_steps.py::test_noise_is_found_for_the_sum_of_both_trainings",
+        ),
+    ),
+    Mutation(
         "PLD ignores the rounding of its FFT",
         (Edit(API + "accounting.py", " - _PLD_ROUNDING - _PLD_ROUNDING_PER_STEP * steps", ""),),
         ("tests/api/test_accounting.py::test_pld_pays_for_the_rounding_of_many_steps",),
