@@ -13,8 +13,15 @@ from tensafe_operator.plan.parsing import has_condition, has_ended
 
 REFUSED = ("FailedToCreateHeadPod", "FailedToCreateWorkerPod", "FailedToCreateRayCluster", "FailedToCreateService")
 """Reasons of KubeRay's Events about objects that the API server refuses to create."""
-_WITH_OWN_NAMES = ("FailedToCreateHeadPod", "FailedToCreateWorkerPod", "FailedToCreateRayCluster")
-"""Those about objects whose names KubeRay ends with random letters."""
+_NOT_IN_CONFLICT = (
+    ("RayJob", "FailedToCreateRayCluster"),
+    ("RayJob", "FailedToCreateService"),
+    ("RayCluster", "FailedToCreateHeadPod"),
+    ("RayCluster", "FailedToCreateWorkerPod"),
+)
+"""Those about objects whose names no other object can have: KubeRay ends them with random letters, or looks the object
+up by its name first, and takes it over.
+"""
 
 
 def current_warnings(observed: Observed) -> list[ClusterWarning]:
@@ -42,7 +49,7 @@ class _Known:
             return warning.name in self._started_pods  # it has what it waited for
         if warning.kind not in ("RayJob", "RayCluster"):
             return False
-        if warning.reason in _WITH_OWN_NAMES and "already exists" in warning.message:
+        if (warning.kind, warning.reason) in _NOT_IN_CONFLICT and "already exists" in warning.message:
             return True  # KubeRay's cache did not have what KubeRay had created
         return self._is_of_another_cluster(warning) or self._is_created(warning)
 

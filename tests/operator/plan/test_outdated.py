@@ -56,15 +56,16 @@ def test_refused_object_blocks_the_job_until_kuberay_has_created_it(warning: Clu
     [
         ClusterWarning("RayJob", "claims-triage-a1", "FailedToCreateRayCluster", f'"{CLUSTER}" already exists'),
         ClusterWarning("RayCluster", CLUSTER, "FailedToCreateHeadPod", 'pods "claims-triage-a1-head" already exists'),
+        ClusterWarning("RayJob", "claims-triage-a1", "FailedToCreateService", '"claims-triage-a1" already exists'),
     ],
-    ids=["RayCluster", "head"],
+    ids=["RayCluster", "head", "Service of the RayJob"],
 )
 def test_what_kuberay_creates_twice_is_not_refused(warning: ClusterWarning) -> None:
-    """KubeRay's cache can lack the RayCluster that it has just created. Then it creates it again, and warns."""
+    """KubeRay's cache can lack an object that it has just created. Then it creates it again, and warns."""
     cluster, _ = started_job(**ONE_WORKER)
     assert blocker(cluster, warning) is None
-    other = ClusterWarning("RayJob", "claims-triage-a1", "FailedToCreateService", '"claims-triage-a1" already exists')
-    assert blocker(cluster, other) is Reason.FORBIDDEN, "the name of this Service is no random one"
+    other = ClusterWarning("RayCluster", CLUSTER, "FailedToCreateService", f'"{CLUSTER}-head-svc" already exists')
+    assert blocker(cluster, other) is Reason.FORBIDDEN, "KubeRay does not look for this Service by its name"
 
 
 def test_workers_are_blocked_until_the_last_one_is_created() -> None:
