@@ -164,10 +164,7 @@ CLAIMS: tuple[Mutation, ...] = (
     Mutation(
         "a kept figure is found again for a mechanism with other earlier steps",
         (Edit(API + "accounting.py", "repr(mechanism).encode()", "repr(mechanism[:4]).encode()"),),
-        (
-            "tests/api/test_accounting.py::test_kept_figures_of_two_mechanisms_are_never_confused",
-            "tests/api/test_earlier_steps.py::test_noise_is_found_for_the_sum_of_both_trainings",
-        ),
+        ("tests/api/test_accounting.py::test_kept_figures_of_two_mechanisms_are_never_confused",),
     ),
     Mutation(
         "PLD ignores the rounding of its FFT",
