@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from tensafe_api.long_computations import LongComputationError, limited_computations, only_short_computations
@@ -156,9 +157,8 @@ class Reconciler:
         tenth of a second up to three seconds. All figures are cached, so that most decisions take a few milliseconds.
         """
         many_pods = len(observed.pods) > KINDS.kept["Pod"]  # so many come from the API server alone
-        return await self._computed(
-            observed.job, patient, lambda: decide(observed, self._clock(), self._settings), in_thread=many_pods
-        )
+        call = partial(decide, observed, self._clock(), self._settings)
+        return await self._computed(observed.job, patient, call, in_thread=many_pods)
 
     async def _computed(self, job: Object, patient: bool, call: Callable[[], T], *, in_thread: bool = False) -> T:
         """The result of a call that may compute long for a job. Raises TakesLong, see `reconcile`."""
@@ -221,8 +221,7 @@ class Reconciler:
         try:
             status = status_of_failed_reconcile(job.get("status") or {}, type(error).__name__, self._clock())
             with contextlib.suppress(ArithmeticError, ValueError):  # the failure may be that of a privacy figure
-                counted_from = status
-                status = await self._computed(job, patient, lambda: count_after_failure(counted_from, observed.ledger))
+                status = await self._computed(job, patient, partial(count_after_failure, status, observed.ledger))
             await self._write_status(job, status)
         except TakesLong:
             raise

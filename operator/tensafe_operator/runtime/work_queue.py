@@ -153,11 +153,9 @@ class WorkQueue:
                 computed = False
             except Exception:
                 computed = True  # the handler meets the same error, and reports it
-            handled = asyncio.Event()
-            if computed:
-                self._computed[key] = handled
             self._ready.put(key, first=True)
             if computed:
+                handled = self._computed[key] = asyncio.Event()
                 await handled.wait()
             self._uncomputed.done(key)
 

@@ -91,8 +91,8 @@ def test_half_of_the_noise_is_refuted_by_guesses_alone(audited: RunAudit, monkey
 
 
 def test_one_rank_without_noise_is_refuted(audited: RunAudit, monkeypatch: pytest.MonkeyPatch) -> None:
-    silence_one_rank(monkeypatch)
     """One of two equal shares is left. With so many canaries the bound of σ is 4.6 % above σ, and varies by 0.9 %."""
+    silence_one_rank(monkeypatch)
     result = audited(canaries=12_000)
     assert result.refuted
     assert result.sigma_at_most == pytest.approx(0.5**0.5, rel=0.1)
