@@ -6,6 +6,8 @@ import contextlib
 import json
 import select
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -280,3 +282,23 @@ def test_connection_that_breaks_is_not_logged(served: Served, capfd: pytest.Capt
     assert served.send(b"GET /" + 17_000 * b"a") == b""
     assert ended.wait(30)
     assert capfd.readouterr() == ("", "")
+
+
+SERVING = """
+from tensorguard.runners.pod import gate
+gate.PORT = 0
+gate.Gate.service_actions = lambda self: print("serving", flush=True)
+gate.main({"TENSAFE_RAY_PORT": "1", "TENSAFE_RAY_TOKEN": "a", "TENSAFE_SUBMISSION_ID": "b"})
+"""
+
+
+def test_gate_handles_sigterm() -> None:
+    """It is the first process of its container: without a handler, the kernel drops SIGTERM, and the pod took its whole
+    grace period to end, here 90 to 120 s.
+    """
+    with subprocess.Popen([sys.executable, "-c", SERVING], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "serving\n"
+        process.terminate()
+        process.stdout.close()
+        assert process.wait(10) == 0

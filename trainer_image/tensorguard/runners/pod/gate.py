@@ -27,7 +27,9 @@ import io
 import json
 import os
 import re
+import signal
 import socket
+import sys
 import threading
 import time
 import urllib.error
@@ -211,7 +213,12 @@ def _state(answer: Any) -> Any:
 
 
 def main(environment: Mapping[str, str] = os.environ) -> None:
-    """Serve until the pod ends."""
+    """Serve until the pod ends.
+
+    The kernel delivers SIGTERM to the first process of a container only if it handles it. Otherwise the end of a pod
+    would take its whole grace period.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     ray = f"http://127.0.0.1:{environment['TENSAFE_RAY_PORT']}"
     Gate(("0.0.0.0", PORT), ray, environment["TENSAFE_RAY_TOKEN"], environment["TENSAFE_SUBMISSION_ID"]).serve_forever()
 
