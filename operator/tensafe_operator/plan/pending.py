@@ -30,13 +30,17 @@ NODE_SECONDS = 600
 """For how long a pod for which the scheduler finds no node may wait for an autoscaler. Most machines with GPUs are
 ready in less; Argo CD and kstatus report a stalled job as failed.
 """
+_WAITS_FOR_GANG = ("Schedulable", "Undetermined")
+"""Volcano's reasons for a pod that waits only for another one of its gang, for which there is no node."""
 _LONGEST = 400
 
 
 def unless_pending(draft: Draft, state: JobState) -> JobState:
     """Return `state`, or that of a job one of whose pods waits without a known error."""
     warnings = _last_warnings(draft)
-    waits = [_wait_of(pod, warnings) for pod in draft.observed.pods]
+    placed = {_reason_of_node(pod) for pod in draft.observed.pods}
+    looked_at = _WAITS_FOR_GANG if Reason.UNSCHEDULABLE in placed else ()
+    waits = [_wait_of(pod, warnings) for pod in draft.observed.pods if _reason_of_node(pod) not in looked_at]
     waiting = [(since, blocker) for since, blocker in waits if since is not None]
     changed = last_change(draft, state) if waiting else 0.0
     for since, blocker in waiting:
@@ -62,6 +66,11 @@ def _last_warnings(draft: Draft) -> Mapping[str, str]:
     """The last warning about each pod that has a node, by the pod's name."""
     about = (each for each in draft.observed.warnings if each.kind == "Pod" and each.reason != "FailedScheduling")
     return {each.name: f": {each.reason}: {each.message[:_LONGEST]}" for each in about}
+
+
+def _reason_of_node(pod: Object) -> str | None:
+    """Why a pod has no node, in a word of its scheduler."""
+    return pod_condition(pod, "PodScheduled").get("reason")
 
 
 def _wait_of(pod: Object, warnings: Mapping[str, str]) -> tuple[float | None, Blocker]:

@@ -231,3 +231,17 @@ def test_decision_on_as_many_pods_and_warnings_as_the_cache_keeps_is_quick(
     before = time.thread_time()
     decide(seen, cluster.now, SETTINGS)
     assert time.thread_time() - before < 0.2, "it took 0.02 s"
+
+
+@pytest.mark.parametrize("reason", ["Schedulable", "Undetermined"])
+def test_rest_of_a_gang_waits_for_the_pod_without_a_node(reason: str) -> None:
+    """From the fifth minute to the tenth, the head seemed to wait for a scheduler that does not run."""
+    cluster, operator = job_without_a_node()
+    head = cluster.pods[HEAD]
+    head["metadata"]["creationTimestamp"] = format_time(cluster.now)
+    head["status"] = {"phase": "Pending", "conditions": [{**NO_ROOM, "reason": reason, "message": "can be assigned"}]}
+    for seconds, expected in ((PENDING_SECONDS + 1, "False"), (NODE_SECONDS - PENDING_SECONDS, "True")):
+        cluster.now += seconds
+        operator.settle()
+        assert f"pod {WORKER}: 0/3 nodes: no GPU" in condition(cluster, "Ready")["message"]
+        assert stalled(cluster)["status"] == expected
