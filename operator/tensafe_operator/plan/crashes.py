@@ -1,13 +1,14 @@
 """Crashes: find pods that fail right after their start, again and again.
 
-The containers of an attempt are never restarted (`restartPolicy: Never`). KubeRay deletes a failed pod and creates
-another one at once, without end and without a warning, so a failed pod is visible for a moment only. That is why a
-reported crash stays in the status until all pods are ready.
+The containers of an attempt are never restarted (`restartPolicy: Never`), except sidecars. KubeRay deletes a pod whose
+Ray container has ended and creates another one at once, without end and without a warning, so a failed pod is visible
+for a moment only. That is why a reported crash stays in the status until all pods are ready. A sidecar, such as the
+gate in the head's pod, runs longer than the others. So the pod's phase stays `Running` until the pod is being deleted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tensafe_api.reasons import ConditionType, Reason
 from tensafe_api.resources.status import Condition
@@ -30,18 +31,39 @@ _LONGEST = 400
 
 def find_crash(observed: Observed) -> str:
     """Return a sentence about a pod of the open attempt that has failed right after its start; empty without one."""
-    pods = (pod for pod in pods_of_open_attempt(observed) if not _was_stopped(pod))
-    failed = (pod for pod in pods if (pod.get("status") or {}).get("phase") == "Failed")
-    return next((sentence for pod in failed for sentence in _crashes_of(pod)), "")
+    pods = (pod for pod in pods_of_open_attempt(observed) if not has_condition(pod, "DisruptionTarget"))
+    return next((sentence for pod in pods for sentence in _crashes_of(pod)), "")
 
 
-def failed_containers(pod: Object) -> Iterator[tuple[str, Object]]:
-    """Yield how each container of a pod has ended that ended with another exit code than 0, in words, and its state."""
+def failed_containers(pod: Object) -> list[tuple[str, Object]]:
+    """Return how each container of a pod has ended that ended with another exit code than 0, in words, and its state.
+
+    Init containers count only in a failed pod where no other container has failed: the kubelet restarts sidecars, and
+    stops them after the others.
+    """
     status = pod.get("status") or {}
-    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        ended = (container.get("state") or {}).get("terminated") or {}
-        if ended.get("exitCode"):
-            yield f"container {container.get('name')} ended with exit code {ended['exitCode']}{_cause_of(ended)}", ended
+    failed = list(_failed_of(status.get("containerStatuses")))
+    if failed or not is_failed(pod):
+        return failed
+    return list(_failed_of(status.get("initContainerStatuses")))
+
+
+def is_failed(pod: Object) -> bool:
+    """Return whether all containers of a pod have ended, and one of them has failed, or its node has rejected it."""
+    return (pod.get("status") or {}).get("phase") == "Failed"
+
+
+def ended_by_deletion(pod: Object, ended: Object) -> bool:
+    """Return whether a container may have ended because its pod is deleted. One that had ended before has not; but a
+    node, which reports whole seconds, may have another clock than the API server.
+    """
+    metadata = pod["metadata"]
+    deletion = parse_time(metadata.get("deletionTimestamp"))
+    if deletion is None:
+        return False
+    requested = deletion - (metadata.get("deletionGracePeriodSeconds") or 0)
+    finished = parse_time(ended.get("finishedAt"))
+    return finished is None or finished >= requested
 
 
 def reason_of_pod(pod: Object) -> str:
@@ -63,18 +85,22 @@ def unless_crashing(draft: Draft, state: JobState) -> JobState:
     return JobState(state.phase, Reason.CRASH_LOOP, before.message, stalled=True)
 
 
-def _was_stopped(pod: Object) -> bool:
-    """Whether a pod is being deleted, or was ended for a reason of the cluster: an eviction, or the end of its node."""
-    return bool(pod["metadata"].get("deletionTimestamp")) or has_condition(pod, "DisruptionTarget")
-
-
 def _crashes_of(pod: Object) -> Iterator[str]:
-    ended, reason, name = list(failed_containers(pod)), pod["status"].get("reason"), f"pod {pod['metadata']['name']}"
+    ended, name = failed_containers(pod), f"pod {pod['metadata']['name']}"
+    reason = (pod.get("status") or {}).get("reason")
     if reason in _NO_CRASHES:
         return
-    yield from (f"{name}: {words}" for words, state in ended if _ran_shortly(state))
-    if not ended and reason:
+    crashed = (words for words, state in ended if _ran_shortly(state) and not ended_by_deletion(pod, state))
+    yield from (f"{name}: {words}" for words in crashed)
+    if reason and not ended and is_failed(pod) and not pod["metadata"].get("deletionTimestamp"):
         yield f"{name}: {reason_of_pod(pod)}"
+
+
+def _failed_of(statuses: Iterable[Object] | None) -> Iterator[tuple[str, Object]]:
+    for container in statuses or ():
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            yield f"container {container.get('name')} ended with exit code {ended['exitCode']}{_cause_of(ended)}", ended
 
 
 def _cause_of(ended: Object) -> str:

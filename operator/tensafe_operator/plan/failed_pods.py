@@ -19,7 +19,7 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resources.status import Attempt
 from tensafe_api.timestamps import parse_time
 from tensafe_operator.plan.attempts import Assessment, AttemptState
-from tensafe_operator.plan.crashes import failed_containers, reason_of_pod
+from tensafe_operator.plan.crashes import ended_by_deletion, failed_containers, is_failed, reason_of_pod
 from tensafe_operator.plan.observed import Object, Observed
 from tensafe_operator.plan.outdated import pods_of_open_attempt
 from tensafe_operator.plan.parsing import pod_condition
@@ -130,15 +130,14 @@ def _end_of(pod: Object) -> tuple[float, str]:
 
 def _cause_of(pod: Object) -> str:
     """Why a pod has failed; empty where it has not. A pod that is deleted fails as well, because of the deletion."""
-    is_deleted, status = bool(pod["metadata"].get("deletionTimestamp")), pod.get("status") or {}
-    if not is_deleted and status.get("phase") != "Failed":
+    status, ended = pod.get("status") or {}, failed_containers(pod)
+    if not (ended or is_failed(pod) or pod["metadata"].get("deletionTimestamp")):
         return ""
     if status.get("reason"):
         return reason_of_pod(pod)
-    ended = list(failed_containers(pod))
     if out_of_memory := [words for words, state in ended if state.get("reason") == _OUT_OF_MEMORY]:
         return out_of_memory[0]
     disruption = pod_condition(pod, "DisruptionTarget")
     if disruption.get("status") == "True":
         return f"{disruption.get('reason')}: {disruption.get('message') or ''}"
-    return ended[0][0] if ended and not is_deleted else ""
+    return next((words for words, state in ended if not ended_by_deletion(pod, state)), "")

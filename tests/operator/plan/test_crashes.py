@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -143,9 +144,8 @@ def test_pod_whose_node_restarts_is_no_crash(more: dict[str, str]) -> None:
     [
         {"seconds": 3600.0},
         {"reason": "Preempting"},
-        {"phase": "Running"},
     ],
-    ids=["ran for an hour", "preempted", "another container runs"],
+    ids=["ran for an hour", "preempted"],
 )
 def test_pod_that_ends_otherwise_is_no_crash(change: dict[str, Any]) -> None:
     cluster, operator = starting_job()
@@ -154,12 +154,73 @@ def test_pod_that_ends_otherwise_is_no_crash(change: dict[str, Any]) -> None:
     assert stalled(cluster) == ("False", "NotBlocked")
 
 
-def test_pod_that_was_stopped_is_no_crash() -> None:
+def delete_head(cluster: FakeCluster, name: str, ago: float, grace: int = 90) -> None:
+    """The deletion of a pod was requested so many seconds ago. It has `grace` seconds to end."""
+    times = {"deletionTimestamp": format_time(cluster.now - ago + grace), "deletionGracePeriodSeconds": grace}
+    cluster.pods[name]["metadata"] |= times
+
+
+@pytest.mark.parametrize("ago", [0, 2])
+@pytest.mark.parametrize("phase", ["Failed", "Running"])
+def test_pod_that_was_stopped_is_no_crash(phase: str, ago: float) -> None:
     cluster, operator = starting_job()
-    replace_head(cluster, HEAD, failed(cluster))
-    cluster.pods[HEAD]["metadata"]["deletionTimestamp"] = format_time(cluster.now)
+    replace_head(cluster, HEAD, failed(cluster, phase=phase))
+    delete_head(cluster, HEAD, ago)
     operator.settle()
     assert stalled(cluster) == ("False", "NotBlocked")
+
+
+def with_gate(status: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """The status of a head whose sidecar has this state."""
+    return {**status, "initContainerStatuses": [{"name": "gate", "state": state}]}
+
+
+GATE_RUNS: dict[str, Any] = {"running": {}}
+GATE_KILLED = {"terminated": {"exitCode": 137, "reason": "Error"}}
+
+
+def test_head_that_crashes_while_its_sidecar_runs_is_a_crash() -> None:
+    """The kubelet reports such a pod as Running, and KubeRay deletes it at once. The job seemed to start for ever."""
+    cluster, operator = starting_job()
+    replace_head(cluster, "head-1", with_gate(failed(cluster, phase="Running"), GATE_RUNS))
+    operator.settle()
+    assert stalled(cluster) == ("True", "CrashLoop")
+    assert "pod head-1: container ray-head ended with exit code 127 (Error)" in condition(cluster, "Stalled")["message"]
+
+
+@pytest.mark.parametrize(("phase", "gate"), [("Running", GATE_RUNS), ("Failed", GATE_KILLED)])
+@pytest.mark.parametrize("kind", [failed, unstarted])
+def test_head_that_had_crashed_before_it_was_deleted_is_a_crash(
+    kind: Callable[..., dict[str, Any]], phase: str, gate: dict[str, Any]
+) -> None:
+    """The operator may see a pod only after KubeRay has requested its deletion, or after the sidecar has ended."""
+    cluster, operator = starting_job()
+    replace_head(cluster, "head-1", with_gate({**kind(cluster), "phase": phase}, gate))
+    cluster.now += 3
+    delete_head(cluster, "head-1", ago=1)
+    operator.settle()
+    assert stalled(cluster) == ("True", "CrashLoop")
+    assert "pod head-1: container ray-head ended with exit code 12" in condition(cluster, "Stalled")["message"]
+
+
+def test_sidecar_that_the_kubelet_restarts_is_no_crash() -> None:
+    cluster, operator = starting_job()
+    replace_head(cluster, HEAD, with_gate(statuses.ready_pod(), GATE_KILLED))
+    operator.settle()
+    assert stalled(cluster) == ("False", "NotBlocked")
+
+
+def test_init_container_that_fails_is_a_crash() -> None:
+    cluster, operator = starting_job()
+    containers = failed(cluster)["containerStatuses"]
+    waits = [{"name": "ray-head", "state": {"waiting": {"reason": "PodInitializing"}}}]
+    replace_head(
+        cluster,
+        HEAD,
+        {"phase": "Failed", "initContainerStatuses": [{**containers[0], "name": "issue"}], "containerStatuses": waits},
+    )
+    operator.settle()
+    assert "container issue ended with exit code 127 (Error)" in condition(cluster, "Stalled")["message"]
 
 
 @pytest.mark.parametrize("reason", ["PreemptionByScheduler", "EvictionByEvictionAPI", "TerminationByKubelet"])

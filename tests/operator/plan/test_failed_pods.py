@@ -172,6 +172,15 @@ def test_pod_that_was_out_of_memory_is_named_while_it_is_deleted() -> None:
     assert message_of(cluster) == f"pod worker-1: {OUT_OF_MEMORY}"
 
 
+def test_pod_that_had_failed_before_it_was_deleted_is_named() -> None:
+    """A sidecar kept it, so that KubeRay deleted it before it was reported as failed."""
+    cluster, operator = running_job()
+    status = ended(cluster, 1, phase="Running")
+    cluster.now += 3
+    fail_worker(cluster, operator, "worker-1", status, deleted=True)
+    assert message_of(cluster) == "pod worker-1: container ray-worker ended with exit code 1 (Error)"
+
+
 @pytest.mark.parametrize(("code", "deleted"), [(143, True), (0, False), (0, True)])
 def test_pod_that_is_deleted_or_ends_well_is_not_remembered(code: int, deleted: bool) -> None:
     cluster, operator = running_job()
