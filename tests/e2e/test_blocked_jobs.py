@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import pytest
 from e2e.platform import images
 from e2e.platform.cluster import Cluster
 from e2e.platform.fixtures.stopwatch import Stopwatch
-from e2e.platform.fixtures.team_namespace import BUCKET, TeamNamespace
+from e2e.platform.fixtures.team_namespace import BUCKET, JOB, TeamNamespace
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 
@@ -104,6 +105,19 @@ def test_job_waits_for_its_secret_as_long_as_its_author_wants(team: TeamNamespac
     team.create_s3_secret("later")
     trains = team.wait_for_step(1, 300)
     assert [attempt["number"] for attempt in trains["attempts"]] == [1]
+
+
+def test_head_that_crashes_is_reported_and_the_job_trains_with_more_memory(team: TeamNamespace, data: Path) -> None:
+    """The sidecar of the head runs on, so that the kubelet reports no failed pod before KubeRay deletes it."""
+    team.upload_data(data)
+    team.copy_model_to_pvc()
+    head = JOB["spec"]["cluster"]["head"]
+    team.submit(spec__cluster__head={**head, "memory": "96Mi"})
+    status = team.wait_for_status(lambda status: stalled(status).startswith("CrashLoop"), 180)
+    assert "container ray-head ended with exit code" in stalled(status)
+    for change in ({"suspend": True}, {"cluster": {"head": head}}, {"suspend": False}):
+        team.kubectl("patch", "tsj", "triage", "--type=merge", "-p", json.dumps({"spec": change}))
+    assert not stalled(team.wait_for_step(1, 300))
 
 
 def own_checkpoints(team: TeamNamespace, number: int) -> dict[str, str]:
