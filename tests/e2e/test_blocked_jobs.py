@@ -112,7 +112,7 @@ def test_head_that_crashes_is_reported_and_the_job_trains_with_more_memory(team:
     team.upload_data(data)
     team.copy_model_to_pvc()
     head = JOB["spec"]["cluster"]["head"]
-    team.submit(spec__cluster__head={**head, "memory": "96Mi"})
+    team.submit(spec__cluster__head={**head, "memory": "256Mi"})
     status = team.wait_for_status(lambda status: stalled(status).startswith("CrashLoop"), 180)
     assert "container ray-head ended with exit code" in stalled(status)
     for change in ({"suspend": True}, {"cluster": {"head": head}}, {"suspend": False}):
