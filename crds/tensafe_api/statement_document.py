@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic.alias_generators import to_camel
 
 from tensafe_api.accounting import AccountantName
-from tensafe_api.privacy_events import Adjacency, Mechanism, PrivacyEvent
+from tensafe_api.privacy_events import MAX_EARLIER_TRAININGS, Adjacency, Mechanism, PrivacyEvent
 from tensafe_api.statement import SCHEMA
 
 
@@ -127,7 +127,11 @@ class StatementDocument(_Part):
     spent: SpentPart
     against_outsider: OutsiderPart
     mechanism: MechanismPart
-    events: list[PrivacyEvent] = Field(min_length=1, description="Privacy events, those of this job last.")
+    events: list[PrivacyEvent] = Field(
+        min_length=1,
+        max_length=MAX_EARLIER_TRAININGS + 1,
+        description="Privacy events, those of this job last.",
+    )
     accounting: AccountingPart
     hashes: HashesPart
     model: dict[str, str] | Literal["not known"] = Field(description="The base model: name and digest of its weights.")

@@ -16,7 +16,7 @@ from tensafe_kubectl.connection import connect
 from tensafe_kubectl.errors import SUCCEEDED, CommandError
 from tensafe_kubectl.ledgers import find_ledger
 from tensafe_kubectl.storage import read_stored
-from tensafe_kubectl.terminal import print_facts, print_json, print_line
+from tensafe_kubectl.terminal import cut, print_facts, print_json, print_line
 from tensorguard.cli.arguments import Subparsers
 from tensorguard.cli.wording import ADJACENCY_TEXT, steps_text
 
@@ -143,8 +143,7 @@ def _where_to_read(uri: str) -> str:
 
 
 def _print_whole(final: PublishedCheckpointRecord, job: Object | None, output: str) -> int:
-    from tensafe_api.clean_text import clean_document
-    from tensafe_api.statement import digest, recompute_epsilon, render_markdown
+    from tensafe_api.statement import digest
 
     content = read_stored(_uri(final), job)
     if digest(content) != final.statement_digest:
@@ -152,15 +151,53 @@ def _print_whole(final: PublishedCheckpointRecord, job: Object | None, output: s
             f"{_uri(final)} is not the statement of the ledger: its digest is {digest(content)}, and the ledger holds "
             f"{final.statement_digest}. It was changed after it was published: do not use it"
         )
-    document = json.loads(content)
-    if (computed := recompute_epsilon(document)) != document["spent"]["epsilon"]:
-        raise CommandError(
-            f"{_uri(final)} states ε spent {document['spent']['epsilon']}, and its own events give {computed}: report "
-            "this to the maintainers"
-        )
+    document, page = check_statement(content, _uri(final))
     if output == "json":
         print_json(document)
     else:
-        print(render_markdown(clean_document(document)), end="")
-        print(f"Checked: the digest is that of the ledger, and the events give ε = {computed} for the charged steps.")
+        epsilon = document["spent"]["epsilon"]
+        print(page, end="")
+        print(f"Checked: the digest is that of the ledger, and the events give ε = {epsilon} for the charged steps.")
     return SUCCEEDED
+
+
+def check_statement(content: bytes, uri: str) -> tuple[dict[str, Any], str]:
+    """Read a statement that a pod of the job wrote, so it may be anything, and compute its ε again.
+
+    Returns:
+        The statement, and its page in Markdown, cleaned for a terminal.
+
+    Raises:
+        CommandError: it is no statement, or its ε does not follow from its events. Names what is wrong.
+    """
+    from tensafe_api.clean_text import clean_document
+    from tensafe_api.statement import recompute_epsilon, render_markdown
+    from tensafe_api.statement_document import parse_statement
+
+    try:
+        document: dict[str, Any] = json.loads(content)
+        parse_statement(document)
+        stated, computed = document["spent"]["epsilon"], recompute_epsilon(document)
+        page = render_markdown(clean_document(document))
+    except UnicodeDecodeError as error:
+        raise _unusable(uri, "it is not text in UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise _unusable(uri, "it is not JSON") from error
+    except RecursionError as error:
+        raise _unusable(uri, "its JSON is nested too deeply") from error
+    except KeyError as error:
+        raise _unusable(uri, f"the field {error} is missing") from error
+    except (ArithmeticError, ValueError) as error:
+        raise _unusable(uri, str(error)) from error
+    if computed != stated:
+        raise CommandError(
+            f"{uri} states ε spent {cut(stated)}, and its own events give {computed}: report this to the maintainers"
+        )
+    return document, page
+
+
+def _unusable(uri: str, why: str) -> CommandError:
+    return CommandError(
+        f"{uri} is not a statement that this release can check: {cut(' '.join(why.split())).rstrip('.')}. Do not rely "
+        "on it, and ask who published the adapter"
+    )

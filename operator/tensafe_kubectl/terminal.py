@@ -27,8 +27,16 @@ PHASE_STYLES = {
     Phase.QUEUED.value: "bold yellow",
     Phase.FAILED.value: "bold red",
 }
+LONGEST = 1024
+"""Number of characters of a text that a stranger may have written, such as the message of an Event: the API server
+bounds none of them."""
 _BAR_WIDTH = 30
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
+
+
+def cut(text: str) -> str:
+    """A text of at most `LONGEST` characters. One that was cut ends with an ellipsis."""
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def clean_log(line: bytes) -> str:

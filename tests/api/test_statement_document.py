@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from tensafe_api.privacy_events import MAX_EARLIER_TRAININGS
 from tensafe_api.statement_document import StatementDocument, StatementError, parse_statement
 
 
@@ -34,6 +35,14 @@ def test_json_schema_accepts_the_statement_and_refuses_one_without_a_claim(state
     validator.validate(statement)
     del statement["claim"]
     assert [error.message for error in validator.iter_errors(statement)] == ["'claim' is a required property"]
+
+
+def test_statement_has_no_more_events_than_a_job_can_have(statement: dict[str, Any]) -> None:
+    statement["events"] *= MAX_EARLIER_TRAININGS + 1
+    parse_statement(statement)
+    statement["events"].append(statement["events"][0])
+    with pytest.raises(StatementError, match=r"^events: List should have at most 65 items"):
+        parse_statement(statement)
 
 
 def test_field_of_a_later_release_is_kept(statement: dict[str, Any]) -> None:
