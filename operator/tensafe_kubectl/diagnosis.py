@@ -18,6 +18,7 @@ from tensafe_api.timestamps import parse_time
 from tensafe_kubectl import screen
 from tensafe_kubectl.api import Object
 from tensafe_kubectl.reading import part
+from tensafe_kubectl.terminal import cut
 from tensafe_operator import names
 
 PATIENCE_SECONDS = 30.0
@@ -166,7 +167,7 @@ def _blocker(seen: Seen) -> Diagnosis | None:
             str(part(event, "involvedObject.kind")),
             str(part(event, "involvedObject.name")),
             str(event.get("reason")),
-            str(event.get("message") or ""),
+            cut(str(event.get("message") or "")),
         )
         for event in _of_others(seen)
     )
@@ -200,7 +201,9 @@ def _evidence(seen: Seen, now: float) -> Iterator[str]:
             yield f"The last step was done {(now - stepped) / 60:.0f} minutes ago."
     for event in _of_others(seen)[-_WARNINGS:]:
         about = event.get("involvedObject") or {}
-        yield f"Event {event.get('reason')} of {about.get('kind')} {about.get('name')}: {event.get('message')}"
+        texts = (event.get("reason"), about.get("kind"), about.get("name"), event.get("message"))
+        reason, kind, name, message = (cut(str(each)) for each in texts)
+        yield f"Event {reason} of {kind} {name}: {message}"
 
 
 def _of_attempts(job: Object) -> Iterator[str]:

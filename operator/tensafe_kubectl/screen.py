@@ -14,7 +14,7 @@ from tensafe_api.tasks import METRICS
 from tensafe_api.timestamps import parse_time
 from tensafe_kubectl.api import Object
 from tensafe_kubectl.reading import event_time, part
-from tensafe_kubectl.terminal import PHASE_STYLES, age, bar, print_facts, print_line, print_note, print_table
+from tensafe_kubectl.terminal import PHASE_STYLES, age, bar, cut, print_facts, print_line, print_note, print_table
 from tensorguard.cli.wording import duration_text, steps_text
 
 WARNINGS_SHOWN = 5
@@ -265,4 +265,4 @@ def _warning(event: Object) -> dict[str, Any]:
 def _warning_row(event: Object, now: float) -> tuple[str, ...]:
     shown = _warning(event)
     seen = f"{age(shown['time'], now)} ago" + (f" (x{shown['count']})" if shown["count"] > 1 else "")
-    return seen, str(shown["reason"]), shown["object"], str(shown["message"] or "").replace("\n", " ")
+    return (seen, *(cut(str(shown[each] or "")) for each in ("reason", "object", "message")))

@@ -169,6 +169,15 @@ def test_status_of_a_newer_operator_is_shown(team: Team, plugin: Plugin) -> None
     assert plugin("explain", NAME).out.startswith(f"{NAME}  Running  InventedLater")
 
 
+def test_long_text_of_an_event_is_cut(team: Team, plugin: Plugin) -> None:
+    """Any user may create one, and the API server does not bound it."""
+    team.create_job(status=running(5))
+    team.create_warning("one", "Pod", f"{NAME}-a1-x-worker-1", "BackOff", "back-off " + "x" * 200_000)
+    for verb in ("status", "explain"):
+        out = plugin(verb, NAME).out
+        assert "back-off" in out and "x…" in out and len(out) < 20_000
+
+
 def test_control_characters_of_a_message_do_not_reach_the_terminal(team: Team, plugin: Plugin) -> None:
     team.create_job(status=running(5))
     team.create_warning("one", "Pod", f"{NAME}-a1-x-worker-1", "BackOff", "red \x1b[31m text")
