@@ -7,20 +7,22 @@ KubeRay reports no success, so what it has created since shows it.
 
 from __future__ import annotations
 
+import re
+
 from tensafe_operator import names
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
 from tensafe_operator.plan.parsing import has_condition, has_ended
 
 REFUSED = ("FailedToCreateHeadPod", "FailedToCreateWorkerPod", "FailedToCreateRayCluster", "FailedToCreateService")
 """Reasons of KubeRay's Events about objects that the API server refuses to create."""
-_NOT_IN_CONFLICT = (
-    ("RayJob", "FailedToCreateRayCluster"),
-    ("RayJob", "FailedToCreateService"),
-    ("RayCluster", "FailedToCreateHeadPod"),
-    ("RayCluster", "FailedToCreateWorkerPod"),
-)
-"""Those about objects whose names no other object can have: KubeRay ends them with random letters, or looks the object
-up by its name first, and takes it over.
+_NOT_IN_CONFLICT = (("RayJob", "FailedToCreateRayCluster"), ("RayJob", "FailedToCreateService"))
+"""Those about objects whose names no other object can have: KubeRay looks the object up by its name first, and takes it
+over. It leaves the name of a pod to the API server, except that of a head with `ENABLE_DETERMINISTIC_HEAD_POD_NAME`,
+which may be taken.
+"""
+_CONFLICT = re.compile(r'[^"]*[,:] [a-z.]+ "[^"]+" already exists')
+"""How KubeRay quotes the API server's refusal of a taken name. A denial by a webhook or a policy may have these words
+too, after a name in quotes.
 """
 
 
@@ -49,7 +51,7 @@ class _Known:
             return warning.name in self._started_pods  # it has what it waited for
         if warning.kind not in ("RayJob", "RayCluster"):
             return False
-        if (warning.kind, warning.reason) in _NOT_IN_CONFLICT and "already exists" in warning.message:
+        if (warning.kind, warning.reason) in _NOT_IN_CONFLICT and _CONFLICT.fullmatch(warning.message):
             return True  # KubeRay's cache did not have what KubeRay had created
         return self._is_of_another_cluster(warning) or self._is_created(warning)
 

@@ -15,6 +15,13 @@ from tensafe_operator.plan.observed import ClusterWarning
 
 ONE_WORKER = {"spec__cluster__workers": 1}
 CLUSTER = "claims-triage-a1-x"
+RAY_JOB = "claims-triage-a1"
+REFUSED_CLUSTER = f"Failed to create RayCluster clinic/{CLUSTER}"
+REFUSED_SERVICE = f"Failed to create the service clinic/{RAY_JOB}-head-svc"
+TAKEN_CLUSTER = f'rayclusters.ray.io "{CLUSTER}" already exists'
+TAKEN_SERVICE = f'services "{RAY_JOB}-head-svc" already exists'
+DENIED = 'admission webhook "teams.example.com" denied the request: a job of this team'
+"""Texts of KubeRay 1.6, and of the API server."""
 REFUSED = "pods is forbidden: not allowed"
 
 
@@ -54,18 +61,41 @@ def test_refused_object_blocks_the_job_until_kuberay_has_created_it(warning: Clu
 @pytest.mark.parametrize(
     "warning",
     [
-        ClusterWarning("RayJob", "claims-triage-a1", "FailedToCreateRayCluster", f'"{CLUSTER}" already exists'),
-        ClusterWarning("RayCluster", CLUSTER, "FailedToCreateHeadPod", 'pods "claims-triage-a1-head" already exists'),
-        ClusterWarning("RayJob", "claims-triage-a1", "FailedToCreateService", '"claims-triage-a1" already exists'),
+        ClusterWarning("RayJob", RAY_JOB, "FailedToCreateRayCluster", f"{REFUSED_CLUSTER}: {TAKEN_CLUSTER}"),
+        ClusterWarning("RayJob", RAY_JOB, "FailedToCreateService", f"{REFUSED_SERVICE}, {TAKEN_SERVICE}"),
     ],
-    ids=["RayCluster", "head", "Service of the RayJob"],
+    ids=["RayCluster", "Service of the RayJob"],
 )
 def test_what_kuberay_creates_twice_is_not_refused(warning: ClusterWarning) -> None:
     """KubeRay's cache can lack an object that it has just created. Then it creates it again, and warns."""
     cluster, _ = started_job(**ONE_WORKER)
     assert blocker(cluster, warning) is None
-    other = ClusterWarning("RayCluster", CLUSTER, "FailedToCreateService", f'"{CLUSTER}-head-svc" already exists')
-    assert blocker(cluster, other) is Reason.FORBIDDEN, "KubeRay does not look for this Service by its name"
+
+
+@pytest.mark.parametrize(
+    "warning",
+    [
+        ClusterWarning(
+            "RayCluster",
+            CLUSTER,
+            "FailedToCreateService",
+            f'Failed creating service, services "{CLUSTER}" already exists',
+        ),
+        ClusterWarning(
+            "RayCluster",
+            CLUSTER,
+            "FailedToCreateHeadPod",
+            f'Failed to create head Pod, pods "{CLUSTER}" already exists',
+        ),
+        ClusterWarning("RayJob", RAY_JOB, "FailedToCreateRayCluster", f"{REFUSED_CLUSTER}: {DENIED} already exists"),
+        ClusterWarning("RayJob", RAY_JOB, "FailedToCreateService", f"{REFUSED_SERVICE}, {DENIED}: {TAKEN_SERVICE}"),
+        ClusterWarning("RayJob", RAY_JOB, "FailedToCreateService", f"{REFUSED_SERVICE}, {TAKEN_SERVICE} elsewhere"),
+    ],
+    ids=["Service of the RayCluster", "head", "webhook", "webhook that names an object", "other words"],
+)
+def test_name_that_another_object_has_and_a_denial_in_such_words_are_refusals(warning: ClusterWarning) -> None:
+    cluster, _ = started_job(**ONE_WORKER)
+    assert blocker(cluster, warning) is Reason.FORBIDDEN
 
 
 def test_workers_are_blocked_until_the_last_one_is_created() -> None:
