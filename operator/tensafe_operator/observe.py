@@ -15,7 +15,7 @@ from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.profile import PROFILE_KIND
 from tensafe_operator import names
 from tensafe_operator.children import Manifest
-from tensafe_operator.kinds import CORRECTED_KINDS, trim
+from tensafe_operator.kinds import CORRECTED_KINDS, ray_cluster_of, trim
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
 from tensafe_operator.runtime.api_client import FORBIDDEN, ApiClient, ApiError, ApiUnavailable
 from tensafe_operator.runtime.cache import Cache
@@ -109,8 +109,8 @@ async def _observe_children(api: ApiClient, namespace: str, name: str, job: Obje
     )
     pending = {pod["metadata"]["uid"] for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"}
     about: list[dict[str, str]] = [{"uid": each["metadata"]["uid"]} for each in ray_jobs]
-    clusters = [(each.get("status") or {}).get("rayClusterName") for each in ray_jobs]
-    about += [{"kind": "RayCluster", "name": cluster} for cluster in clusters if cluster]
+    clusters = [ray_cluster_of("RayJob", each) for each in ray_jobs]
+    about += [{"kind": cluster[0], "name": cluster[1]} for cluster in clusters if cluster]
     about += [{"kind": "Pod"}] if pending else []  # one request for all pods: the API server reads all Events for each
 
     def warning(event: Manifest) -> ClusterWarning | None:

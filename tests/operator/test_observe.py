@@ -129,3 +129,18 @@ def test_warning_about_a_ray_cluster_is_its_ray_jobs() -> None:
     assert cache.warn(KEY[0], "RayCluster", cluster, "uid-of-the-cluster", quota.reason, quota) == KEY
     observed = observe_cached(cache, KEY)
     assert observed is not None and observed.warnings == (quota,)
+
+
+def test_ray_job_that_names_the_ray_cluster_of_another_job_takes_none_of_its_warnings() -> None:
+    """As one with `clusterSelector` does, which any user may create with another job as its owner."""
+    cache, cluster = filled_cache(), "claims-triage-a1-x7x7x"
+    other = FakeCluster.with_job(metadata__name="other", metadata__uid="uid-other").job
+    cache.put("TenSafeTrainingJob", at_version(other, 3))
+    own = child("RayJob", "claims-triage-a1", status={"rayClusterName": cluster})
+    foreign = child("RayJob", "other-a1", "uid-other", status={"rayClusterName": cluster})
+    cache.put("RayJob", at_version(own, 4))
+    cache.put("RayJob", at_version(foreign, 5))
+    quota = ClusterWarning("RayCluster", cluster, "FailedToCreateHeadPod", "exceeded quota: nopods")
+    assert cache.warn(KEY[0], "RayCluster", cluster, "uid-of-the-cluster", quota.reason, quota) == KEY
+    cache.drop("RayJob", foreign)
+    assert cache.warn(KEY[0], "RayCluster", cluster, "uid-of-the-cluster", quota.reason, quota) == KEY

@@ -92,8 +92,9 @@ class Cache(Generic[W]):
             return self._drop_parent(body)
         uid = body["metadata"]["uid"]
         family = self._families.get(uid) or self._family_of(kind, body)
-        if (other := self._kinds.warning_source(kind, body)) is not None:
-            self._warning_sources.pop((_namespace(body), *other), None)
+        other = self._kinds.warning_source(kind, body)
+        if other is not None and self._warning_sources.get(source := (_namespace(body), *other)) == uid:
+            del self._warning_sources[source]
         self._children[kind].get(family, {}).pop(uid, None)
         self._forget_child(uid)
         return self._keys.get(family)

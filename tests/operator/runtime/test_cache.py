@@ -248,3 +248,14 @@ def test_child_that_moves_to_a_full_parent_leaves_the_first_one() -> None:
     cache.put("Child", child("b", 4, uid="uid-two"))
     assert cache.put("Child", child("a", 5, uid="uid-two")) == KEY
     assert children(cache) == []
+
+
+def test_child_that_is_gone_leaves_the_warnings_of_an_object_to_another_child() -> None:
+    cache = Cache[str](replace(KINDS, warning_source=lambda kind, body: ("Owner", "owner")))
+    cache.put("Parent", parent(1))
+    cache.put("Child", child("a", 2))
+    cache.put("Child", child("b", 3))
+    cache.drop("Child", child("a", 4))
+    assert cache.warn("clinic", "Owner", "owner", "unknown", "Failed", "quota exceeded") == KEY
+    cache.drop("Child", child("b", 5))
+    assert cache.warn("clinic", "Owner", "owner", "unknown", "Failed", "quota exceeded") is None
