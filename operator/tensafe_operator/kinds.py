@@ -64,10 +64,10 @@ def ray_cluster_of(kind: str, body: Mapping[str, Any]) -> tuple[str, str] | None
     """The RayCluster that KubeRay has created for a RayJob, as kind and name.
 
     KubeRay reports some failures, such as a pod that the quota forbids, as a warning about the RayCluster. It adds
-    random letters to the name of the RayJob. A RayJob with `clusterSelector` may name the RayCluster of another job.
+    a dash and random letters to the name of the RayJob. With `clusterSelector`, a RayJob may name that of another job.
     """
     name = (body.get("status") or {}).get("rayClusterName") if kind == "RayJob" else None
-    return ("RayCluster", name) if name and name.startswith(f"{body['metadata']['name']}-") else None
+    return ("RayCluster", name) if name and name.rpartition("-")[0] == body["metadata"]["name"] else None
 
 
 KINDS = Kinds(

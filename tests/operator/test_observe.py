@@ -131,13 +131,14 @@ def test_warning_about_a_ray_cluster_is_its_ray_jobs() -> None:
     assert observed is not None and observed.warnings == (quota,)
 
 
-def test_ray_job_that_names_the_ray_cluster_of_another_job_takes_none_of_its_warnings() -> None:
+@pytest.mark.parametrize("name", ["other-a1", "claims-triage", "claims-triage-a1-x7x7x"])
+def test_ray_job_that_names_the_ray_cluster_of_another_job_takes_none_of_its_warnings(name: str) -> None:
     """As one with `clusterSelector` does, which any user may create with another job as its owner."""
     cache, cluster = filled_cache(), "claims-triage-a1-x7x7x"
     other = FakeCluster.with_job(metadata__name="other", metadata__uid="uid-other").job
     cache.put("TenSafeTrainingJob", at_version(other, 3))
     own = child("RayJob", "claims-triage-a1", status={"rayClusterName": cluster})
-    foreign = child("RayJob", "other-a1", "uid-other", status={"rayClusterName": cluster})
+    foreign = child("RayJob", name, "uid-other", status={"rayClusterName": cluster})
     cache.put("RayJob", at_version(own, 4))
     cache.put("RayJob", at_version(foreign, 5))
     quota = ClusterWarning("RayCluster", cluster, "FailedToCreateHeadPod", "exceeded quota: nopods")
