@@ -19,9 +19,10 @@ from functools import partial
 from typing import TypeVar
 
 from tensafe_api.long_computations import LongComputationError, limited_computations, only_short_computations
-from tensafe_api.reasons import Phase
+from tensafe_api.reasons import ConditionType, Phase
 from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.status import Status
+from tensafe_api.timestamps import parse_time
 from tensafe_operator.apply import DeletionRefused, RetryLater, apply, write_status
 from tensafe_operator.children import Manifest
 from tensafe_operator.corrections import Corrections
@@ -33,8 +34,9 @@ from tensafe_operator.plan.blockers import status_of_refusal
 from tensafe_operator.plan.conditions import status_of_failed_reconcile
 from tensafe_operator.plan.ledger import count_after_failure
 from tensafe_operator.plan.observed import ClusterWarning, Decision, Object, Observed
-from tensafe_operator.runtime.api_client import INVALID, ApiClient, ApiError, ApiUnavailable
-from tensafe_operator.runtime.work_queue import COMPUTATIONS, TakesLong
+from tensafe_operator.plan.parsing import pod_condition
+from tensafe_operator.runtime.api_client import BAD_REQUEST, INVALID, ApiClient, ApiError, ApiUnavailable
+from tensafe_operator.runtime.work_queue import COMPUTATIONS, LONGEST_RETRY_SECONDS, TakesLong
 from tensafe_operator.settings import Settings
 
 T = TypeVar("T")
@@ -140,7 +142,7 @@ class Reconciler:
                     await self._report_warning(observed, blocked.warning, patient, deletion=is_deletion)
                 if isinstance(blocked.__cause__, ApiUnavailable):
                     raise blocked.__cause__ from None  # the delay grows: each request may take its time limit
-                return self._clock() + RETRY_SECONDS
+                return self._clock() + _retry_seconds(observed.job, blocked, self._clock())
 
     async def compute(self, cached: Observed) -> None:
         """Compute in a thread what the next reconcile of a job needs, so that it is cached.
@@ -227,6 +229,17 @@ class Reconciler:
             raise
         except Exception as another:
             log.warning("the status cannot report this failure: %s", type(another).__name__, extra=job_fields(job))
+
+
+def _retry_seconds(job: Object, blocked: RetryLater, now: float) -> float:
+    """After how long to try again. An invalid object mostly stays so until its job changes, which is handled at once.
+    Such a wait is as long as the job has been stalled already, within bounds.
+    """
+    cause, stalled = blocked.__cause__, pod_condition(job, ConditionType.STALLED)
+    if not isinstance(cause, ApiError) or cause.status not in (BAD_REQUEST, INVALID) or stalled.get("status") != "True":
+        return RETRY_SECONDS
+    since = parse_time(stalled.get("lastTransitionTime")) or now
+    return min(max(now - since, RETRY_SECONDS), LONGEST_RETRY_SECONDS)
 
 
 def _group(job: Object) -> str:

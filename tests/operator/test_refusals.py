@@ -18,7 +18,9 @@ from tensafe_api.reasons import Phase, Reason
 from tensafe_operator.plan.blockers import starting_state
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.observed import ClusterWarning, Observed
+from tensafe_operator.reconcile import RETRY_SECONDS
 from tensafe_operator.runtime.api_client import ApiUnavailable, ObjectTooLarge
+from tensafe_operator.runtime.work_queue import LONGEST_RETRY_SECONDS
 
 pytestmark = pytest.mark.cluster
 
@@ -213,6 +215,16 @@ def test_misspelt_field_that_kuberay_would_drop_stops_the_start(cluster: JobHarn
     cluster.reconcile()
     assert cluster.get("rayjob", "claims-triage-a1") is not None
     assert cluster.condition("Stalled")["status"] == "False"
+
+
+def test_object_that_is_invalid_is_tried_again_after_growing_waits(cluster: JobHarness) -> None:
+    """It stays so until its author changes the job, which is handled at once."""
+    cluster.apply(spec__cluster__affinity={"nodeAffinity": {"misspelt": {}}})
+    assert cluster.reconcile() == cluster.now + RETRY_SECONDS
+    for passed, wait in ((20, 20), (100, LONGEST_RETRY_SECONDS)):
+        cluster.now += passed
+        planned = cluster.reconcile()
+        assert planned is not None and planned - cluster.now == pytest.approx(wait, abs=2)
 
 
 def answer_to_head_pod(cluster: JobHarness) -> str:

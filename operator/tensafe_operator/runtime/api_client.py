@@ -27,7 +27,7 @@ CONNECTIONS = 8
 """How many requests of one client run concurrently. Each connection has a TLS buffer of 256 KiB."""
 KIND_CACHE_SECONDS = 10.0
 """For how long a kind that existed is assumed to exist. If it was removed meanwhile, creating an object fails."""
-FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 403, 404, 409, 422
+BAD_REQUEST, FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 400, 403, 404, 409, 422
 _CONTENT_TOO_LARGE, _TOO_MANY = 413, 429
 PAGE_SIZE, SMALL_PAGE = 256, 3
 """Objects in one answer to a list, and how many if so many have more than LARGEST_ANSWER bytes. Users may create many
