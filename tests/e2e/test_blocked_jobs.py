@@ -115,9 +115,14 @@ def test_head_that_crashes_is_reported_and_the_job_trains_with_more_memory(team:
     team.submit(spec__cluster__head={**head, "memory": "256Mi"})
     status = team.wait_for_status(lambda status: stalled(status).startswith("CrashLoop"), 180)
     assert "container ray-head ended with exit code" in stalled(status)
-    for change in ({"suspend": True}, {"cluster": {"head": head}}, {"suspend": False}):
-        team.kubectl("patch", "tsj", "triage", "--type=merge", "-p", json.dumps({"spec": change}))
+    patch(team, suspend=True)
+    team.wait_for_status(lambda status: status["phase"] == "Suspended", 60)
+    patch(team, suspend=False, cluster={"head": head})
     assert not stalled(team.wait_for_step(1, 300))
+
+
+def patch(team: TeamNamespace, **spec: Any) -> None:
+    team.kubectl("patch", "tsj", "triage", "--type=merge", "-p", json.dumps({"spec": spec}))
 
 
 def own_checkpoints(team: TeamNamespace, number: int) -> dict[str, str]:
