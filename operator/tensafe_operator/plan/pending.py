@@ -31,7 +31,7 @@ NODE_SECONDS = 600
 ready in less; Argo CD and kstatus report a stalled job as failed.
 """
 _WAITS_FOR_GANG = ("Schedulable", "Undetermined")
-"""Volcano's reasons for a pod that waits only for another one of its gang, for which there is no node."""
+"""Volcano's reasons for a pod for which there is a node, or may be one, and that waits for the rest of its gang."""
 _LONGEST = 400
 
 
@@ -86,6 +86,9 @@ def _wait_of(pod: Object, warnings: Mapping[str, str]) -> tuple[float | None, Bl
     if placed.get("reason") == "SchedulingGated":
         text = f"pod {name}: its scheduling gates are not removed after {PENDING_SECONDS} s"
         return parse_time(pod["metadata"].get("creationTimestamp")), Blocker(Reason.UNSCHEDULABLE, text, fixes.GATES)
+    if placed.get("reason") in _WAITS_FOR_GANG:
+        text = f"pod {name}: waits for the rest of its gang after {PENDING_SECONDS} s{_because(placed)}"
+        return parse_time(pod["metadata"].get("creationTimestamp")), Blocker(Reason.UNSCHEDULABLE, text, fixes.GANG)
     if placed.get("status") != "True":
         text = f"pod {name}: no scheduler has looked for a node in {PENDING_SECONDS} s{_because(placed)}"
         blocker = Blocker(Reason.UNSCHEDULABLE, text, fixes.SCHEDULER)

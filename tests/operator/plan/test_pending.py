@@ -234,6 +234,17 @@ def test_decision_on_as_many_pods_and_warnings_as_the_cache_keeps_is_quick(
 
 
 @pytest.mark.parametrize("reason", ["Schedulable", "Undetermined"])
+def test_gang_that_waits_as_a_whole_does_not_lack_a_scheduler(reason: str) -> None:
+    """Volcano has nodes for it once other pods have ended."""
+    cluster, operator = waiting_job(PodScheduled=("False", reason))
+    cluster.now += PENDING_SECONDS
+    operator.settle()
+    assert (stalled(cluster)["status"], stalled(cluster)["reason"]) == ("True", "Unschedulable")
+    assert f"pod {WORKER}: waits for the rest of its gang after 300 s ({reason})" in stalled(cluster)["message"]
+    assert stalled(cluster)["message"].endswith(fixes.GANG)
+
+
+@pytest.mark.parametrize("reason", ["Schedulable", "Undetermined"])
 def test_rest_of_a_gang_waits_for_the_pod_without_a_node(reason: str) -> None:
     """From the fifth minute to the tenth, the head seemed to wait for a scheduler that does not run."""
     cluster, operator = job_without_a_node()
