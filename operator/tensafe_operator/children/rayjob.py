@@ -37,7 +37,7 @@ GRACE_SECONDS = 120
 """Grace period of a pod that is asked to terminate: a worker saves a checkpoint in it, and the head waits for the
 workers.
 """
-WORKER_CONTAINER = "ray-worker"
+HEAD_CONTAINER, WORKER_CONTAINER = "ray-head", "ray-worker"
 _PRE_STOP = f"touch {volumes.RUN_PATH}/stop && exec flock {volumes.RUN_PATH}/.run.lock true"
 """The preStop hook of all pods. When it ends, Ray and all its processes are ended. So it waits for the lock that a
 working process in the pod holds (`tensorguard.runners.run_folder`).
@@ -150,7 +150,7 @@ def _head_template(job: TenSafeTrainingJob, attempt: int, settings: Settings, pa
     cluster = job.spec.cluster
     size = {"cpu": cluster.head.cpus, "memory": cluster.head.memory}
     container = {
-        **_container("ray-head", cluster, settings, size),
+        **_container(HEAD_CONTAINER, cluster, settings, size),
         "env": [
             *_home(settings),
             *_common_environment(parameters),

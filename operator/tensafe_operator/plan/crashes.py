@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from tensafe_api.reasons import ConditionType, Reason
 from tensafe_api.resources.status import Condition
 from tensafe_api.timestamps import parse_time
+from tensafe_operator.children.rayjob import GRACE_SECONDS, HEAD_CONTAINER, WORKER_CONTAINER
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.observed import Object, Observed
@@ -38,14 +39,14 @@ def find_crash(observed: Observed) -> str:
 def failed_containers(pod: Object) -> list[tuple[str, Object]]:
     """Return how each container of a pod has ended that ended with another exit code than 0, in words, and its state.
 
-    Init containers count only in a failed pod where no other container has failed: the kubelet restarts sidecars, and
-    stops them after the others.
+    While a pod runs, its Ray container alone counts: the pod does its work without the others. Init containers count
+    only in a failed pod where no other container has failed: the kubelet restarts sidecars, and stops them last.
     """
     status = pod.get("status") or {}
-    failed = list(_failed_of(status.get("containerStatuses")))
-    if failed or not is_failed(pod):
-        return failed
-    return list(_failed_of(status.get("initContainerStatuses")))
+    containers = status.get("containerStatuses") or ()
+    if not is_failed(pod):
+        return list(_failed_of(each for each in containers if each.get("name") in (HEAD_CONTAINER, WORKER_CONTAINER)))
+    return list(_failed_of(containers)) or list(_failed_of(status.get("initContainerStatuses") or ()))
 
 
 def is_failed(pod: Object) -> bool:
@@ -56,14 +57,17 @@ def is_failed(pod: Object) -> bool:
 def ended_by_deletion(pod: Object, ended: Object) -> bool:
     """Return whether a container may have ended because its pod is deleted. One that had ended before has not; but a
     node, which reports whole seconds, may have another clock than the API server.
+
+    A deletion is requested one grace period before its time. Where the period was shortened later, as in the kubelet's
+    last request, the time is that of the last request, and the first one is not known.
     """
     metadata = pod["metadata"]
-    deletion = parse_time(metadata.get("deletionTimestamp"))
+    deletion, finished = parse_time(metadata.get("deletionTimestamp")), parse_time(ended.get("finishedAt"))
     if deletion is None:
         return False
-    requested = deletion - (metadata.get("deletionGracePeriodSeconds") or 0)
-    finished = parse_time(ended.get("finishedAt"))
-    return finished is None or finished >= requested
+    if metadata.get("deletionGracePeriodSeconds") != GRACE_SECONDS or finished is None:
+        return True
+    return finished >= deletion - GRACE_SECONDS
 
 
 def reason_of_pod(pod: Object) -> str:
@@ -96,8 +100,8 @@ def _crashes_of(pod: Object) -> Iterator[str]:
         yield f"{name}: {reason_of_pod(pod)}"
 
 
-def _failed_of(statuses: Iterable[Object] | None) -> Iterator[tuple[str, Object]]:
-    for container in statuses or ():
+def _failed_of(containers: Iterable[Object]) -> Iterator[tuple[str, Object]]:
+    for container in containers:
         ended = (container.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
             yield f"container {container.get('name')} ended with exit code {ended['exitCode']}{_cause_of(ended)}", ended

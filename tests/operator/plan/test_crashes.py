@@ -11,6 +11,7 @@ from e2e.platform.fakes import statuses
 from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, running_job, started_job
 from tensafe_api.reasons import Reason
 from tensafe_api.timestamps import format_time
+from tensafe_operator.children.rayjob import GRACE_SECONDS
 
 ONE_WORKER = {"spec__cluster__workers": 1}
 NAME, HEAD = "claims-triage-a1", "claims-triage-a1-head"
@@ -154,7 +155,7 @@ def test_pod_that_ends_otherwise_is_no_crash(change: dict[str, Any]) -> None:
     assert stalled(cluster) == ("False", "NotBlocked")
 
 
-def delete_head(cluster: FakeCluster, name: str, ago: float, grace: int = 90) -> None:
+def delete_head(cluster: FakeCluster, name: str, ago: float, grace: int = GRACE_SECONDS) -> None:
     """The deletion of a pod was requested so many seconds ago. It has `grace` seconds to end."""
     times = {"deletionTimestamp": format_time(cluster.now - ago + grace), "deletionGracePeriodSeconds": grace}
     cluster.pods[name]["metadata"] |= times
@@ -168,6 +169,29 @@ def test_pod_that_was_stopped_is_no_crash(phase: str, ago: float) -> None:
     delete_head(cluster, HEAD, ago)
     operator.settle()
     assert stalled(cluster) == ("False", "NotBlocked")
+
+
+@pytest.mark.parametrize("grace", [0, 1], ids=["the kubelet's last request", "a user's shorter period"])
+@pytest.mark.parametrize("phase", ["Failed", "Running"])
+def test_pod_whose_grace_period_was_shortened_is_no_crash(phase: str, grace: int) -> None:
+    """The API server then moves the time of the deletion to now, after the containers have ended."""
+    cluster, operator = starting_job()
+    replace_head(cluster, HEAD, failed(cluster, phase=phase))
+    cluster.now += 3
+    delete_head(cluster, HEAD, ago=0, grace=grace)
+    operator.settle()
+    assert stalled(cluster) == ("False", "NotBlocked")
+    assert cluster.status["attempts"][0].get("message") is None
+
+
+def test_helper_that_fails_while_the_pod_runs_is_no_crash() -> None:
+    """A webhook has added a container to the pod, which does its work without it."""
+    cluster, operator = running_job(**ONE_WORKER)
+    helper = {**failed(cluster)["containerStatuses"][0], "name": "log-agent"}
+    worker = cluster.pods["claims-triage-a1-worker"]["status"]
+    worker["containerStatuses"] = [helper, {"name": "ray-worker", "state": {"running": {}}}]
+    operator.settle()
+    assert (cluster.status["phase"], stalled(cluster)) == ("Running", ("False", "NotBlocked"))
 
 
 def with_gate(status: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:

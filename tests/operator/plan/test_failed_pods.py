@@ -14,6 +14,7 @@ from tensafe_api.driver_exit_codes import driver_exit_code
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.status import Attempt
 from tensafe_api.timestamps import format_time
+from tensafe_operator.children.rayjob import GRACE_SECONDS
 from tensafe_operator.plan.attempts import Assessment, AttemptState
 from tensafe_operator.plan.failed_pods import remember_failed_pods, with_failed_pods
 from tensafe_operator.plan.observed import Observed
@@ -177,7 +178,12 @@ def test_pod_that_had_failed_before_it_was_deleted_is_named() -> None:
     cluster, operator = running_job()
     status = ended(cluster, 1, phase="Running")
     cluster.now += 3
-    fail_worker(cluster, operator, "worker-1", status, deleted=True)
+    replace_worker(cluster, "worker-1", status, deleted=True)
+    cluster.pods["worker-1"]["metadata"] |= {
+        "deletionTimestamp": format_time(cluster.now + GRACE_SECONDS),
+        "deletionGracePeriodSeconds": GRACE_SECONDS,
+    }
+    operator.settle()
     assert message_of(cluster) == "pod worker-1: container ray-worker ended with exit code 1 (Error)"
 
 
