@@ -1,7 +1,8 @@
 """`kubectl tensafe statement`: what the final adapter of a job claims.
 
 In: the job's ledger, which holds everything that the claim rests on. Out: the claim with the ε computed here, the
-digests, and where the whole statement is. With `--read`, the file itself, checked against the digest in the ledger.
+digests, and where the whole statement is. With `--read`, the file itself, checked as `tensafe verify` does, and against
+the ledger.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ examples:
                                                            the statement as a page for a browser or a printer
 
 --read uses fsspec with the credentials of this machine, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL. It compares the
-file with the digest that the ledger holds, and computes its ε again. It needs a package for the storage: `pipx inject
-tensafe s3fs` for s3://, gcsfs for gs://. It reads at most 4 MiB, by s3, gs, abfs, az or https. While the job exists,
-the file must be below its spec.checkpoint.uri, which may then be a file:// URI too.
+file with the digest, the mechanism and the charges that the ledger holds, and computes each ε again. It needs a package
+for the storage: `pipx inject tensafe s3fs` for s3://, gcsfs for gs://. It reads at most 4 MiB, by s3, gs, abfs, az or
+https. While the job exists, the file must be below its spec.checkpoint.uri, which may then be a file:// URI too.
 
 Exit codes: 0 shown; 1 there is no final adapter yet, the file cannot be read or is not the one of the ledger, or the
 cluster refuses or does not answer; 2 invalid arguments.
@@ -77,7 +78,7 @@ def _statement(arguments: argparse.Namespace) -> int:
             f"{of_job}` shows how far it is, and `kubectl tensafe ledger {of_job}` what it has spent"
         )
     if arguments.read:
-        return _print_whole(final, job, arguments.output)
+        return _print_whole(ledger, figures, final, job, arguments.output)
     claim = _claim(figures, final)
     if arguments.output == "json":
         print_json(claim)
@@ -142,7 +143,9 @@ def _where_to_read(uri: str) -> str:
     return ", with your credentials for the storage."
 
 
-def _print_whole(final: PublishedCheckpointRecord, job: Object | None, output: str) -> int:
+def _print_whole(
+    ledger: Object, figures: Figures, final: PublishedCheckpointRecord, job: Object | None, output: str
+) -> int:
     from tensafe_api.statement import digest
 
     content = read_stored(_uri(final), job)
@@ -152,32 +155,40 @@ def _print_whole(final: PublishedCheckpointRecord, job: Object | None, output: s
             f"{final.statement_digest}. It was changed after it was published: do not use it"
         )
     document, page = check_statement(content, _uri(final))
+    _compare_with_ledger(document, ledger, figures, final)
     if output == "json":
         print_json(document)
     else:
-        epsilon = document["spent"]["epsilon"]
         print(page, end="")
-        print(f"Checked: the digest is that of the ledger, and the events give ε = {epsilon} for the charged steps.")
+        print(
+            "Checked: digest, mechanism and charged steps are those of the ledger, and they give each ε. The ledger "
+            f"counts {steps_text(figures.charged, 'charged')}: ε spent is {figures.epsilon_spent}, and ε claimed "
+            f"{figures.epsilon_claimed}."
+        )
     return SUCCEEDED
 
 
 def check_statement(content: bytes, uri: str) -> tuple[dict[str, Any], str]:
-    """Read a statement that a pod of the job wrote, so it may be anything, and compute its ε again.
+    """Read a statement that a pod of the job wrote, so it may be anything, and compute each ε again.
 
     Returns:
         The statement, and its page in Markdown, cleaned for a terminal.
 
     Raises:
-        CommandError: it is no statement, or its ε does not follow from its events. Names what is wrong.
+        CommandError: it is no statement, or a figure does not follow from the others. Names what is wrong.
     """
     from tensafe_api.clean_text import clean_document
-    from tensafe_api.statement import recompute_epsilon, render_markdown
+    from tensafe_api.statement import canonical_json, render_markdown
     from tensafe_api.statement_document import parse_statement
+    from tensorguard.verification.errors import NotVerified
+    from tensorguard.verification.privacy_claim import check_claim
 
     try:
         document: dict[str, Any] = json.loads(content)
         parse_statement(document)
-        stated, computed = document["spent"]["epsilon"], recompute_epsilon(document)
+        check_claim(document)
+        if canonical_json(document) != content:
+            raise ValueError("it is not canonical JSON, so programs may read different claims in it")
         page = render_markdown(clean_document(document))
     except UnicodeDecodeError as error:
         raise _unusable(uri, "it is not text in UTF-8") from error
@@ -187,13 +198,37 @@ def check_statement(content: bytes, uri: str) -> tuple[dict[str, Any], str]:
         raise _unusable(uri, "its JSON is nested too deeply") from error
     except KeyError as error:
         raise _unusable(uri, f"the field {error} is missing") from error
-    except (ArithmeticError, ValueError) as error:
+    except NotVerified as error:
+        raise _unusable(uri, error.problem) from error
+    except (ArithmeticError, TypeError, ValueError) as error:
         raise _unusable(uri, str(error)) from error
-    if computed != stated:
-        raise CommandError(
-            f"{uri} states ε spent {cut(stated)}, and its own events give {computed}: report this to the maintainers"
-        )
     return document, page
+
+
+def _compare_with_ledger(
+    document: dict[str, Any], ledger: Object, figures: Figures, final: PublishedCheckpointRecord
+) -> None:
+    """Compare a statement whose figures agree with the ledger. A job charges nothing after its final adapter.
+
+    Raises:
+        CommandError: names what differs.
+    """
+    from tensorguard.ledger.contract import LedgerError
+    from tensorguard.ledger.kubernetes_object import decode
+    from tensorguard.verification.errors import NotVerified
+    from tensorguard.verification.ledgers import LedgerHistory, check_against_ledger
+
+    uri, stated = _uri(final), document["spent"]["stepsCharged"]
+    try:
+        history = LedgerHistory([decode(ledger)], figures.name)
+        check_against_ledger(history, document, final.digest, final.statement_digest, final.signer)
+    except (LedgerError, NotVerified) as error:
+        raise CommandError(f"{uri} is not the statement of this ledger: {cut(str(error))}. Do not use it") from error
+    if stated != figures.charged:
+        raise CommandError(
+            f"{uri} is not the statement of this ledger: it states {stated} charged steps, and the ledger counts "
+            f"{figures.charged}. Do not use it"
+        )
 
 
 def _unusable(uri: str, why: str) -> CommandError:

@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.ledger_objects import charged_status
+from e2e.platform.fixtures.ledger_objects import SPEC, charged_status
 from e2e.platform.fixtures.plugin_team import NAME, Plugin, Team, status_of
 from tensafe_api import accounting
-from tensafe_api.privacy_events import Mechanism
+from tensafe_api.privacy_events import Mechanism, charged_events
 from tensafe_api.reasons import Phase, Reason
+from tensafe_api.resources.ledger import PrivacyLedgerSpec
 from tensafe_api.resources.status import PrivacyStatus
-from tensafe_api.statement import digest
+from tensafe_api.statement import AggregationStatement, StatementInputs, build_statement, canonical_json, digest
 
 pytestmark = pytest.mark.cluster
 FOLDER = "s3://models/claims-triage/"
-STATEMENT = Path(__file__).parents[1] / "api" / "statement.json"
+Releases = list[dict[str, Any]] | Callable[[dict[str, Any]], list[dict[str, Any]]]
 
 
 def charged_job(
-    team: Team, *, phase: Phase = Phase.RUNNING, stored: str | None = None, folder: str = FOLDER, **ledger: Any
+    team: Team,
+    *,
+    phase: Phase = Phase.RUNNING,
+    stored: str | None = None,
+    folder: str = FOLDER,
+    releases: Releases | None = None,
+    **ledger: Any,
 ) -> str:
     """Create a job whose ledger has 10 charged steps; return the name of the ledger.
 
     Args:
         stored: ε spent in the status of the job.
         folder: where the job stores its checkpoints.
+        releases: the published checkpoints, or what publishes them, given the ledger.
         ledger: more fields of the ledger's status.
     """
     reason = {Phase.RUNNING: Reason.TRAINING, Phase.SUCCEEDED: Reason.COMPLETED}[phase]
@@ -36,9 +46,9 @@ def charged_job(
     found, pod = team.create_ledger(job)
     status = status_of(phase, reason, ledger_name=found.name, privacy=PrivacyStatus(epsilon_spent=stored))
     team.write_status(status)
-    released = ledger.pop("releases", None)
     assert found.write(charged_status(pod, **ledger), pod) == ""
-    if released is not None:
+    if releases is not None:
+        released = releases(ledger_object(team, found.name)) if callable(releases) else releases
         assert found.write(charged_status(pod, releases=released, length=3, **ledger), pod) == ""
     return found.name
 
@@ -62,6 +72,35 @@ def final(uri: str, statement_digest: str = "sha256:2") -> list[dict[str, Any]]:
             "stepsCharged": 10,
         }
     ]
+
+
+def publish(folder: Path, ledger: dict[str, Any], *, step: int = 10, **changes: Any) -> list[dict[str, Any]]:
+    """Write the statement of a job with this ledger, and return the ledger's record of the adapter.
+
+    Args:
+        changes: what the statement has, and the ledger has not.
+    """
+    spec = PrivacyLedgerSpec.model_validate(ledger["spec"], by_alias=True, by_name=False)
+    names = ("job_name", "job_uid", "mechanism", "unit_at_least", "planned_steps", "target_epsilon", "delta")
+    values: dict[str, Any] = {name: getattr(spec, name) for name in (*names, "accountant")}
+    values |= {"steps_charged": step, "step": step, "attempt": 1, "ledger_length": 2, **changes}
+    document = build_statement(
+        StatementInputs(
+            **values,
+            place="PodsWithTLS",
+            steps_recharged=0,
+            events=charged_events(values["mechanism"], values["steps_charged"]),
+            dimension=10,
+            noise_distance=0.0,
+            aggregation=AggregationStatement("pairwise masks", (), ()),
+            adapter_digest="sha256:3",
+            ledger_head="0" * 64,
+        )
+    )
+    content = canonical_json(document)
+    folder.mkdir(exist_ok=True)
+    (folder / "statement.json").write_bytes(content)
+    return [{**each, "step": step} for each in final(f"file://{folder}", digest(content))]
 
 
 def ledger_object(team: Team, name: str) -> dict[str, Any]:
@@ -135,14 +174,14 @@ def test_job_without_a_final_adapter_has_no_statement(team: Team, plugin: Plugin
 
 
 def test_stored_statement_is_read_and_checked_against_the_ledger(team: Team, plugin: Plugin, tmp_path: Path) -> None:
-    content = STATEMENT.read_bytes()
     stored = tmp_path / "final" / "statement.json"
-    stored.parent.mkdir()
-    stored.write_bytes(content)
-    charged_job(team, folder=f"file://{tmp_path}", releases=final(f"file://{tmp_path}/final", digest(content)))
+    ledger = charged_job(team, folder=f"file://{tmp_path}", releases=partial(publish, stored.parent))
+    content = stored.read_bytes()
     read = plugin("statement", NAME, "--read")
     assert read.code == 0, read.err
-    assert read.out.startswith("# Privacy statement of") and "Checked: the digest is that of the ledger" in read.out
+    assert read.out.startswith("# Privacy statement of")
+    spent = spent_by(ledger_object(team, ledger), 10)
+    assert f"The ledger counts 10 charged steps: ε spent is {spent}, and ε claimed " in read.out
     assert plugin("statement", NAME, "--read", "-o", "json").json == json.loads(content)
     stored.write_bytes(content.replace(b'"epsilon"', b'"Epsilon"', 1))
     changed = plugin("statement", NAME, "--read")
@@ -150,6 +189,32 @@ def test_stored_statement_is_read_and_checked_against_the_ledger(team: Team, plu
     stored.unlink()
     missing = plugin("statement", NAME, "--read")
     assert missing.code == 1 and "cannot be read (FileNotFoundError" in missing.err
+
+
+LITTLE_SPENT = Mechanism.model_validate({**SPEC["mechanism"], "noiseMultiplier": "300"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"mechanism": LITTLE_SPENT}, "states another mechanism than the ledger (noiseMultiplier)"),
+        ({"step": 5}, "it states 5 charged steps, and the ledger counts 10"),
+        ({"steps_charged": 11}, "is shorter than it was"),
+        ({"delta": "0.9"}, "claim.delta is 0.9, and the ledger has 0.00002"),
+        ({"planned_steps": 10}, "states another plan than the ledger"),
+        ({"job_uid": "another"}, "is that of the job"),
+        ({"attempt": 2}, "records another step of this checkpoint"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_statement_that_agrees_with_itself_and_not_with_the_ledger_is_refused(
+    team: Team, plugin: Plugin, tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    """A pod of the job wrote both. Its ε of 0.005 was shown as checked, where the ledger counted 1.7."""
+    charged_job(team, folder=f"file://{tmp_path}", releases=partial(publish, tmp_path / "final", **changes))
+    refused = plugin("statement", NAME, "--read")
+    assert refused.code == 1 and refused.out == ""
+    assert "is not the statement of this ledger" in refused.err and why in refused.err
 
 
 @pytest.mark.parametrize(
@@ -171,9 +236,7 @@ def test_uri_that_a_pod_wrote_for_another_place_is_not_read(team: Team, plugin: 
 
 
 def test_path_of_a_deleted_job_is_not_read(team: Team, plugin: Plugin, tmp_path: Path) -> None:
-    content = STATEMENT.read_bytes()
-    (tmp_path / "statement.json").write_bytes(content)
-    charged_job(team, folder=f"file://{tmp_path}", releases=final(f"file://{tmp_path}", digest(content)))
+    charged_job(team, folder=f"file://{tmp_path}", releases=partial(publish, tmp_path))
     assert plugin("statement", NAME, "--read").code == 0
     team.kubectl("delete", "tsj", NAME)
     refused = plugin("statement", NAME, "--read")

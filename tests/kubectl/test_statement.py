@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from tensafe_api.privacy_events import MAX_EARLIER_TRAININGS
+from tensafe_api.statement import canonical_json
 from tensafe_kubectl.errors import FAILED, CommandError
 from tensafe_kubectl.statement import check_statement
 from tensafe_kubectl.terminal import LONGEST
 
-WRITTEN = (Path(__file__).parents[1] / "api" / "statement.json").read_bytes()
+WRITTEN = canonical_json(json.loads((Path(__file__).parents[1] / "api" / "statement.json").read_bytes()))
 URI = "s3://clinic/models/final/statement.json"
 Document = dict[str, Any]
 
@@ -22,11 +23,24 @@ Document = dict[str, Any]
 def changed(change: Callable[[Document], object]) -> bytes:
     document = json.loads(WRITTEN)
     change(document)
-    return json.dumps(document).encode()
+    try:
+        return canonical_json(document)
+    except UnicodeEncodeError:
+        return json.dumps(document).encode()
 
 
 def with_event(**fields: object) -> bytes:
     return changed(lambda document: document["events"][-1].update(fields))
+
+
+def with_mechanism(**fields: object) -> bytes:
+    """With another mechanism, and the events of it."""
+
+    def change(document: Document) -> None:
+        document["mechanism"].update(fields)
+        document["events"][-1].update({name: fields[name] for name in fields if name in document["events"][-1]})
+
+    return changed(change)
 
 
 def with_events(count: int) -> bytes:
@@ -63,13 +77,24 @@ def test_statement_as_it_is_written_is_shown() -> None:
         (b"[" * 200_000 + b"]" * 200_000, "its JSON is nested too deeply"),
         (b'{"schema": ' + b"9" * 5_000 + b"}", "Exceeds the limit"),
         (changed(lambda document: document.pop("claim")), "claim: Field required"),
-        (changed(lambda document: document.update(startedFrom={})), "the field 'uri' is missing"),
+        (changed(lambda document: document.update(startedFrom={})), "contradicts itself: startedFrom"),
         (changed(lambda document: document.update(events=[])), "events: "),
-        (with_event(noiseMultiplier="1e-9"), "events: noise of 1e-9 clip norms is below 2,830 steps of the grid"),
-        (with_event(noiseMultiplier="none"), "could not convert string to float"),
-        (with_event(noiseMultiplier="9" * 100_000 + "x"), "could not convert string to float"),
-        (with_event(sampleRate="2"), "2"),
-        (with_event(steps=10**400), ""),
+        (changed(lambda document: document.update(startedFrom=None)), "not subscriptable"),
+        (changed(lambda document: document.update(lineage="\ud800")), "surrogates not allowed"),
+        (json.dumps(json.loads(WRITTEN), indent=1).encode(), "it is not canonical JSON"),
+        (b'{"lineage":"another",' + WRITTEN[1:], "it is not canonical JSON"),
+        (with_mechanism(noiseMultiplier="0.001"), "noise of 0.001 clip norms is below 2,830 steps of the grid"),
+        (with_mechanism(noiseMultiplier="9" * 100_000 + "x"), "mechanism.noiseMultiplier: "),
+        (with_event(noiseMultiplier="none"), "events is "),
+        (with_event(sampleRate="2"), "events is "),
+        (with_event(steps="5"), "events is "),
+        (with_event(steps=0), "events is "),
+        (with_event(noiseMultiplier="300"), "events is "),
+        (changed(lambda document: document["claim"].update(epsilon="0.01")), "claim.epsilon is 0.01, and the rest"),
+        (changed(lambda document: document["againstOutsider"].update(epsilon="0.01")), "againstOutsider.epsilon is 0"),
+        (changed(lambda document: document["claim"].update(delta="0.9999")), "spent.epsilon is "),
+        (changed(lambda document: document["claim"].update(steps=1)), "claim.steps is 1, and the rest"),
+        (changed(lambda document: document["spent"].update(stepsPlanned=10**400)), "too large"),
     ],
     ids=lambda value: "" if isinstance(value, bytes) else value[:20],
 )
@@ -86,12 +111,12 @@ def test_extra_field_of_many_levels_is_refused() -> None:
 
 def test_figure_that_does_not_follow_from_the_events_is_refused() -> None:
     message = refusal(changed(lambda document: document["spent"].update(epsilon="0.1")))
-    assert "states ε spent 0.1, and its own events give " in message
+    assert "spent.epsilon is 0.1, and the rest of the statement gives " in message
 
 
 def test_more_events_than_a_job_can_have_are_refused_before_anything_is_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tensafe_api.statement.recompute_epsilon", lambda _: pytest.fail("it is computed"))
+    monkeypatch.setattr("tensorguard.verification.privacy_claim.check_claim", lambda _: pytest.fail("it is computed"))
     for count in (MAX_EARLIER_TRAININGS + 2, 30_000):
         assert f"events: List should have at most {MAX_EARLIER_TRAININGS + 1} items" in refusal(with_events(count))

@@ -11,6 +11,7 @@ _VERIFY = TRAINER + "verification/checkpoint.py"
 _CLAIM = TRAINER + "verification/privacy_claim.py"
 _COPY = TRAINER + "verification/verified_copy.py"
 _VERIFY_VERB = TRAINER + "cli/verify.py"
+_READ = "operator/tensafe_kubectl/statement.py"
 _SIGNING_TESTS = "tests/trainer_image/signing/test_signer.py::"
 _CLAIM_TESTS = "tests/trainer_image/verification/test_verified_claim.py::"
 _VERIFY_TESTS = "tests/trainer_image/verification/test_verify.py::"
@@ -340,5 +341,10 @@ SIGNING: tuple[Mutation, ...] = (
             ),
         ),
         ("tests/operator/plan/test_admission.py::test_signing_key_that_the_job_gives_to_every_worker_is_rejected",),
+    ),
+    Mutation(
+        "kubectl tensafe shows a claim that does not follow from the mechanism as checked",
+        (Edit(_READ, "        check_claim(document)\n", ""),),
+        ("tests/kubectl/test_statement.py::test_what_is_no_statement_is_refused_in_one_sentence",),
     ),
 )

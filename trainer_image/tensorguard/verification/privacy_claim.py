@@ -27,7 +27,7 @@ def check_claim(document: Mapping[str, Any]) -> None:
     try:
         parsed = parse_statement(document)
         _check(document)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotVerified(STATEMENT_FILE, f"is no privacy statement that this version can read ({error})") from error
     try:
         check_counts(parsed)
