@@ -84,7 +84,8 @@ def is_crashing(draft: Draft) -> bool:
 def unless_crashing(draft: Draft, state: JobState) -> JobState:
     """Return `state`, or that of a job whose crash was reported before. Its message does not change with each pod."""
     before = _reported(draft)
-    if before is None or not is_crashing(draft) or (state.stalled and state.reason is not Reason.CRASH_LOOP):
+    kept = (Reason.CRASH_LOOP, Reason.UNSCHEDULABLE)  # each new pod crashes, while another one waits for a node
+    if before is None or not is_crashing(draft) or (state.stalled and state.reason not in kept):
         return state
     return JobState(state.phase, Reason.CRASH_LOOP, before.message, stalled=True)
 

@@ -12,6 +12,7 @@ from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condit
 from tensafe_api.reasons import Reason
 from tensafe_api.timestamps import format_time
 from tensafe_operator.children.rayjob import GRACE_SECONDS
+from tensafe_operator.plan.pending import NODE_SECONDS
 
 ONE_WORKER = {"spec__cluster__workers": 1}
 NAME, HEAD = "claims-triage-a1", "claims-triage-a1-head"
@@ -274,6 +275,23 @@ def test_other_blocker_that_follows_a_crash_is_reported() -> None:
     replace_head(cluster, "head-2", {"phase": "Pending", "containerStatuses": [waiting]})
     operator.settle()
     assert stalled(cluster) == ("True", "ImagePullFailed")
+
+
+def test_crash_is_reported_once_also_where_a_worker_has_no_node_for_long() -> None:
+    """After ten minutes, each new head caused two writes and two Events."""
+    cluster, operator = starting_job()
+    no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
+    no_room["lastTransitionTime"] = format_time(cluster.now)
+    cluster.pods["claims-triage-a1-worker"]["status"] = {"phase": "Pending", "conditions": [no_room]}
+    replace_head(cluster, "head-0", failed(cluster))
+    operator.settle()
+    before = cluster.status
+    cluster.now += 2 * NODE_SECONDS
+    for number in range(1, 4):
+        for status in ({"phase": "Pending"}, failed(cluster)):
+            replace_head(cluster, f"head-{number}", status)
+            operator.settle()
+            assert cluster.status == before and stalled(cluster) == ("True", "CrashLoop")
 
 
 def test_worker_of_a_running_job_that_crashes_stalls_it_until_it_is_ready() -> None:
