@@ -156,7 +156,7 @@ def parse_statement(document: Any) -> StatementDocument:
     if document.get("schema") != SCHEMA:
         raise StatementError(f"it has the schema {document.get('schema')}, and this release reads {SCHEMA}")
     try:
-        return StatementDocument.model_validate(document)
+        return StatementDocument.model_validate(document, by_name=False)
     except ValidationError as error:
         first = error.errors()[0]
         raise StatementError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error

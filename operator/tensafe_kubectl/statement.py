@@ -179,13 +179,11 @@ def check_statement(content: bytes, uri: str) -> tuple[dict[str, Any], str]:
     """
     from tensafe_api.clean_text import clean_document
     from tensafe_api.statement import canonical_json, render_markdown
-    from tensafe_api.statement_document import parse_statement
     from tensorguard.verification.errors import NotVerified
     from tensorguard.verification.privacy_claim import check_claim
 
     try:
         document: dict[str, Any] = json.loads(content)
-        parse_statement(document)
         check_claim(document)
         if canonical_json(document) != content:
             raise ValueError("it is not canonical JSON, so programs may read different claims in it")

@@ -117,6 +117,8 @@ def test_figure_that_does_not_follow_from_the_events_is_refused() -> None:
 def test_more_events_than_a_job_can_have_are_refused_before_anything_is_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tensorguard.verification.privacy_claim.check_claim", lambda _: pytest.fail("it is computed"))
+    monkeypatch.setattr(
+        "tensorguard.verification.privacy_claim.check_figures", lambda *_: pytest.fail("it is computed")
+    )
     for count in (MAX_EARLIER_TRAININGS + 2, 30_000):
         assert f"events: List should have at most {MAX_EARLIER_TRAININGS + 1} items" in refusal(with_events(count))

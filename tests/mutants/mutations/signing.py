@@ -8,7 +8,7 @@ _MODEL_SIGNATURE = TRAINER + "signing/model_signature.py"
 _PKCS11 = TRAINER + "signing/pkcs11.py"
 _SIGNER = TRAINER + "signing/signer.py"
 _VERIFY = TRAINER + "verification/checkpoint.py"
-_CLAIM = TRAINER + "verification/privacy_claim.py"
+_FIGURES = API + "statement_figures.py"
 _COPY = TRAINER + "verification/verified_copy.py"
 _VERIFY_VERB = TRAINER + "cli/verify.py"
 _READ = "operator/tensafe_kubectl/statement.py"
@@ -232,8 +232,8 @@ SIGNING: tuple[Mutation, ...] = (
         "the claimed ε is not computed again",
         (
             Edit(
-                _CLAIM,
-                '    _compare("claim.epsilon", claim["epsilon"], claimed)\n',
+                _FIGURES,
+                '        _compare("claim.epsilon", claim.epsilon, accounting.format_epsilon(claimed))\n',
                 "",
             ),
         ),

@@ -148,7 +148,7 @@ def test_smaller_epsilon_is_refused_even_if_the_files_agree(tmp_path: Path, caps
     changed = json.loads(json.dumps(RAW))
     changed["claim"]["epsilon"] = "1"
     code, message = refused(capsys, str(publish(str(tmp_path), changed)))
-    assert code == 1 and "claim.epsilon: it is 1, and its own mechanism gives 7.33" in message
+    assert code == 1 and "claim.epsilon is 1, and the rest of the statement gives 7.33" in message
 
 
 @pytest.mark.parametrize(

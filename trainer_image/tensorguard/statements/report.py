@@ -15,16 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from tensafe_api import accounting
-from tensafe_api.privacy_events import charged_events
-from tensafe_api.statement import canonical_json, digest, recompute_epsilon
+from tensafe_api.statement import canonical_json, digest
 from tensafe_api.statement_document import (
     Count,
     Epsilon,
     StatementDocument,
-    StatementError,
-    check_counts,
     parse_statement,
 )
+from tensafe_api.statement_figures import check_figures
 from tensorguard.statements.sentences import (
     FALSE_ALARMS,
     VERIFY,
@@ -194,7 +192,7 @@ def build_report(raw: Mapping[str, Any], checked: Sequence[str] = ()) -> Report:
         StatementError: the statement is malformed, or its figures are not those of its mechanism.
     """
     document = parse_statement(raw)
-    _check_figures(raw, document)
+    check_figures(raw, document)
     parts = ReportParts(
         schema_="tensafe.io/statement-report/v1alpha1",
         statement_digest=digest(canonical_json(raw)),
@@ -236,32 +234,6 @@ def _verify(document: StatementDocument) -> list[Command]:
             command=f"kubectl tensafe statement {shlex.quote(document.job.name)} --read",
         ),
     ]
-
-
-def _check_figures(raw: Mapping[str, Any], document: StatementDocument) -> None:
-    """Raises StatementError if a figure of the statement does not follow from its mechanism and events."""
-    mechanism, claim, spent = document.mechanism, document.claim, document.spent
-    charged = charged_events(mechanism, spent.steps_charged)
-    if list(charged) != document.events:
-        raise StatementError("events: they are not the charged steps of the mechanism")
-    check_counts(document)
-    if document.against_outsider.steps != claim.steps or claim.steps < spent.steps_charged:
-        raise StatementError("claim.steps: it must cover the charged steps, and be that of againstOutsider")
-    accountant = document.accounting.accountant
-    try:
-        computed = {
-            "spent.epsilon": (spent.epsilon, recompute_epsilon(raw)),
-            "claim.epsilon": (claim.epsilon, _epsilon(document, claim.steps)),
-            "againstOutsider.epsilon": (
-                document.against_outsider.epsilon,
-                accounting.format_epsilon(accounting.outsider_epsilon(mechanism, claim.steps, claim.delta, accountant)),
-            ),
-        }
-    except (ArithmeticError, ValueError) as error:
-        raise StatementError(f"its ε cannot be computed: {error}") from error
-    for field, (stated, found) in computed.items():
-        if stated != found:
-            raise StatementError(f"{field}: it is {stated}, and its own mechanism gives {found}")
 
 
 def _epsilon(document: StatementDocument, steps: int) -> str:
