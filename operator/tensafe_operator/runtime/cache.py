@@ -59,6 +59,8 @@ class Cache(Generic[W]):
         """UID of an object → its resource version, which grows."""
         self._warning_sources: dict[tuple[str, str, str], str] = {}
         """Namespace, kind and name of an object that is not watched → UID of the child that its warnings count for."""
+        self._sources: dict[str, tuple[str, str, str]] = {}
+        """UID of a child → the object of which it gets the warnings, the last that it named."""
         self._warnings: dict[str, dict[tuple[str, str], W]] = defaultdict(dict)
         """UID of a child → kind of the object and topic → the last such warning, the newest at the end."""
         self._warned: dict[str, dict[tuple[str, str, str], None]] = defaultdict(dict)
@@ -92,9 +94,6 @@ class Cache(Generic[W]):
             return self._drop_parent(body)
         uid = body["metadata"]["uid"]
         family = self._families.get(uid) or self._family_of(kind, body)
-        other = self._kinds.warning_source(kind, body)
-        if other is not None and self._warning_sources.get(source := (_namespace(body), *other)) == uid:
-            del self._warning_sources[source]
         self._children[kind].get(family, {}).pop(uid, None)
         self._forget_child(uid)
         return self._keys.get(family)
@@ -209,12 +208,15 @@ class Cache(Generic[W]):
         if before and before != family:
             self._children[kind].get(before, {}).pop(uid, None)
             self._forget_warnings(uid)
+            self._forget_source(uid)
             del self._families[uid]
         if belongs:
             self._children[kind][family][uid] = self._kept(kind, body)
             self._families[uid] = family
             if (other := self._kinds.warning_source(kind, body)) is not None:
-                self._warning_sources[_namespace(body), *other] = uid
+                self._forget_source(uid)
+                self._sources[uid] = source = (_namespace(body), *other)
+                self._warning_sources[source] = uid
         return self._keys.get(before or family)
 
     def _drop_parent(self, body: Mapping[str, Any]) -> Key | None:
@@ -238,8 +240,14 @@ class Cache(Generic[W]):
         warned = any(uid in self._children[each].get(family, {}) for each in self._kinds.warned_kinds)
         return uid if warned and family[0] == namespace else ""
 
+    def _forget_source(self, uid: str) -> None:
+        source = self._sources.pop(uid, None)
+        if source is not None and self._warning_sources.get(source) == uid:
+            del self._warning_sources[source]
+
     def _forget_child(self, uid: str) -> None:
         self._forget_warnings(uid)
+        self._forget_source(uid)
         self._families.pop(uid, None)
         self._versions.pop(uid, None)
 

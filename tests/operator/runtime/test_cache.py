@@ -259,3 +259,16 @@ def test_child_that_is_gone_leaves_the_warnings_of_an_object_to_another_child() 
     assert cache.warn("clinic", "Owner", "owner", "unknown", "Failed", "quota exceeded") == KEY
     cache.drop("Child", child("b", 5))
     assert cache.warn("clinic", "Owner", "owner", "unknown", "Failed", "quota exceeded") is None
+
+
+def test_child_gets_the_warnings_of_the_last_object_that_it_names() -> None:
+    """KubeRay makes a RayCluster of another name when a RayJob is suspended and resumed."""
+    cache = Cache[str](replace(KINDS, warning_source=lambda kind, body: ("Owner", body["metadata"]["resourceVersion"])))
+    cache.put("Parent", parent(1))
+    for version in range(2, 1_000):
+        cache.put("Child", child("a", version))
+    assert cache.warn("clinic", "Owner", "998", "unknown", "Failed", "of an earlier one") is None
+    assert cache.warn("clinic", "Owner", "999", "unknown", "Failed", "quota exceeded") == KEY
+    assert len(cache._warning_sources) == 1
+    cache.drop("Parent", parent(1_000))
+    assert not cache._warning_sources and not cache._sources
