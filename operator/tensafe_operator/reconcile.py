@@ -34,7 +34,7 @@ from tensafe_operator.plan.blockers import status_of_refusal
 from tensafe_operator.plan.conditions import status_of_failed_reconcile
 from tensafe_operator.plan.ledger import count_after_failure
 from tensafe_operator.plan.observed import ClusterWarning, Decision, Object, Observed
-from tensafe_operator.plan.parsing import pod_condition
+from tensafe_operator.plan.parsing import object_condition
 from tensafe_operator.runtime.api_client import BAD_REQUEST, INVALID, ApiClient, ApiError, ApiUnavailable
 from tensafe_operator.runtime.work_queue import COMPUTATIONS, LONGEST_RETRY_SECONDS, TakesLong
 from tensafe_operator.settings import Settings
@@ -235,7 +235,7 @@ def _retry_seconds(job: Object, blocked: RetryLater, now: float) -> float:
     """After how long to try again. An invalid object mostly stays so until its job changes, which is handled at once.
     Such a wait is as long as the job has been stalled already, within bounds.
     """
-    cause, stalled = blocked.__cause__, pod_condition(job, ConditionType.STALLED)
+    cause, stalled = blocked.__cause__, object_condition(job, ConditionType.STALLED)
     if not isinstance(cause, ApiError) or cause.status not in (BAD_REQUEST, INVALID) or stalled.get("status") != "True":
         return RETRY_SECONDS
     since = parse_time(stalled.get("lastTransitionTime")) or now

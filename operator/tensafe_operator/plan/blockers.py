@@ -22,7 +22,7 @@ from tensafe_operator.plan.conditions import JobState, stalled_status
 from tensafe_operator.plan.crashes import find_crash
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
 from tensafe_operator.plan.outdated import REFUSED, current_warnings
-from tensafe_operator.plan.parsing import IN_CREATION, has_condition, pod_condition
+from tensafe_operator.plan.parsing import IN_CREATION, has_condition, object_condition
 
 POLL_SECONDS = 10.0
 """Polling interval for changes that no watch event reports."""
@@ -233,7 +233,7 @@ def _blockers_of_warning(warning: ClusterWarning) -> Iterator[Blocker]:
 def _blockers_of_pod(pod: Object) -> Iterator[Blocker]:
     name = f"pod {pod['metadata']['name']}"
     status = pod.get("status") or {}
-    placed = pod_condition(pod, "PodScheduled")
+    placed = object_condition(pod, "PodScheduled")
     if placed.get("reason") == "Unschedulable":
         yield Blocker(Reason.UNSCHEDULABLE, f"{name}: {str(placed.get('message'))[:_LONGEST]}")
     containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))

@@ -22,7 +22,7 @@ from tensafe_operator.plan.attempts import Assessment, AttemptState
 from tensafe_operator.plan.crashes import ended_by_deletion, failed_containers, is_failed, reason_of_pod
 from tensafe_operator.plan.observed import Object, Observed
 from tensafe_operator.plan.outdated import pods_of_open_attempt
-from tensafe_operator.plan.parsing import pod_condition
+from tensafe_operator.plan.parsing import object_condition
 
 _NEWEST = 2
 """So many causes are kept beside the first one."""
@@ -137,7 +137,7 @@ def _cause_of(pod: Object) -> str:
         return reason_of_pod(pod)
     if out_of_memory := [words for words, state in ended if state.get("reason") == _OUT_OF_MEMORY]:
         return out_of_memory[0]
-    disruption = pod_condition(pod, "DisruptionTarget")
+    disruption = object_condition(pod, "DisruptionTarget")
     if disruption.get("status") == "True":
         return f"{disruption.get('reason')}: {disruption.get('message') or ''}"
     return next((words for words, state in ended if not ended_by_deletion(pod, state)), "")

@@ -19,7 +19,7 @@ from tensafe_operator.plan.conditions import JobState, set_conditions
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.observed import Object
 from tensafe_operator.plan.outdated import is_submitted
-from tensafe_operator.plan.parsing import has_condition, has_ended, is_terminal, pod_condition
+from tensafe_operator.plan.parsing import has_condition, has_ended, is_terminal, object_condition
 
 IGNORED_SECONDS = 120
 """For how long KubeRay may do nothing with a RayJob."""
@@ -132,7 +132,7 @@ def _head_ready_since(pods: Iterable[Object]) -> float | None:
     """Since when the head is ready, in seconds since the epoch; None where it is not."""
     for pod in pods:
         if pod["metadata"]["labels"].get(names.RAY_NODE_TYPE) == "head" and has_condition(pod, "Ready"):
-            return parse_time(pod_condition(pod, "Ready").get("lastTransitionTime")) or 0.0
+            return parse_time(object_condition(pod, "Ready").get("lastTransitionTime")) or 0.0
     return None
 
 

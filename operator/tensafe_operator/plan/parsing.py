@@ -24,15 +24,15 @@ def has_ended(pod: Object) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
-def pod_condition(pod: Object, kind: str) -> Object:
-    """Return a condition of a pod, such as Ready; empty where the pod does not have it yet."""
-    conditions = (pod.get("status") or {}).get("conditions") or ()
+def object_condition(body: Object, kind: str) -> Object:
+    """Return a condition of a pod or a job, such as Ready; empty where the object does not have it yet."""
+    conditions = (body.get("status") or {}).get("conditions") or ()
     return next((each for each in conditions if each.get("type") == kind), {})
 
 
 def has_condition(pod: Object, kind: str) -> bool:
     """Return whether a condition of a pod is true."""
-    return pod_condition(pod, kind).get("status") == "True"
+    return object_condition(pod, kind).get("status") == "True"
 
 
 def has_final_outcome(record: LedgerStatus) -> bool:

@@ -22,7 +22,7 @@ from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.ignored import has_waited, last_change
 from tensafe_operator.plan.observed import Object
-from tensafe_operator.plan.parsing import pod_condition
+from tensafe_operator.plan.parsing import object_condition
 
 PENDING_SECONDS = 300
 """For how long a pod may wait for a node, and then for its volumes and its network."""
@@ -55,7 +55,7 @@ def unless_node_may_come(draft: Draft, state: JobState) -> JobState:
     """
     if state.reason is not Reason.UNSCHEDULABLE or state.message.endswith(fixes.CLAIM_MISSING):
         return state
-    placed = (pod_condition(pod, "PodScheduled") for pod in draft.observed.pods)
+    placed = (object_condition(pod, "PodScheduled") for pod in draft.observed.pods)
     refused = [each for each in placed if each.get("reason") == Reason.UNSCHEDULABLE]
     since = min((parse_time(each.get("lastTransitionTime")) or 0.0 for each in refused), default=0.0)
     changed = last_change(draft, state)
@@ -70,13 +70,13 @@ def _last_warnings(draft: Draft) -> Mapping[str, str]:
 
 def _reason_of_node(pod: Object) -> str | None:
     """Why a pod has no node, in a word of its scheduler."""
-    return pod_condition(pod, "PodScheduled").get("reason")
+    return object_condition(pod, "PodScheduled").get("reason")
 
 
 def _wait_of(pod: Object, warnings: Mapping[str, str]) -> tuple[float | None, Blocker]:
     """Since when a pod waits, in seconds since the epoch (None where it does not), and for what."""
     name, status = pod["metadata"]["name"], pod.get("status") or {}
-    placed = pod_condition(pod, "PodScheduled")
+    placed = object_condition(pod, "PodScheduled")
     if (
         status.get("phase") != "Pending"
         or pod["metadata"].get("deletionTimestamp")
@@ -93,7 +93,7 @@ def _wait_of(pod: Object, warnings: Mapping[str, str]) -> tuple[float | None, Bl
         text = f"pod {name}: no scheduler has looked for a node in {PENDING_SECONDS} s{_because(placed)}"
         blocker = Blocker(Reason.UNSCHEDULABLE, text, fixes.SCHEDULER)
         return parse_time(pod["metadata"].get("creationTimestamp")), blocker
-    if pod_condition(pod, "PodReadyToStartContainers").get("status") != "False":
+    if object_condition(pod, "PodReadyToStartContainers").get("status") != "False":
         return None, Blocker(Reason.STARTING, "")
     text = f"pod {name}: its volumes and network are not ready after {PENDING_SECONDS} s{warnings.get(name, '')}"
     return parse_time(placed.get("lastTransitionTime")), Blocker(Reason.CONTAINER_REFUSED, text)
