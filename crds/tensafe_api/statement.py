@@ -26,17 +26,19 @@ STATEMENT_FILE = "statement.json"
 """Name of the statement in the directory of a checkpoint."""
 NOT_KNOWN = "not known"
 
-_UNIT = {
+UNIT_DEFINITIONS = {
     "Example": "one record of the data set, such as one text, conversation or image (records are never packed "
     "together)",
     "User": "all records of one user, of which at most spec.dataset.unit.maxExamplesPerUnit were used; "
     "each record without a user id (null) is a separate unit",
 }
-_ADJACENCY = {
+"""What one unit is. Readers refuse other words. Where a release changes some of a claim, they must accept both."""
+ADJACENCY_DEFINITIONS = {
     "AddOrRemoveOne": "neighbouring data sets differ by one unit, added or removed; the number of units is private",
     "ZeroOut": "neighbouring data sets differ by one unit, in whose place one of them has nothing; the number of units "
     "is the same and public",
 }
+RELEASED = "the noised sum of every step, and therefore every checkpoint, the status and the public evaluations"
 _RUN = (
     "Poisson sampling of units, per-unit clipping, stochastic rounding with an integer norm check, "
     "discrete Gaussian shares"
@@ -181,13 +183,12 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
             "delta": delta,
             "unit": mechanism.unit,
             **({"unitColumn": inputs.unit_column} if inputs.unit_column else {}),
-            "unitDefinition": _UNIT[mechanism.unit],
+            "unitDefinition": UNIT_DEFINITIONS[mechanism.unit],
             "adjacency": mechanism.adjacency,
-            "adjacencyDefinition": _ADJACENCY[mechanism.adjacency],
+            "adjacencyDefinition": ADJACENCY_DEFINITIONS[mechanism.adjacency],
             "steps": claimed,
-            "released": "the noised sum of every step, and therefore every checkpoint, the status and the public "
-            "evaluations",
-            "covers": f"{claimed} steps of this job, in all its attempts and restarts{_and_earlier(mechanism)}",
+            "released": RELEASED,
+            "covers": covered_text(mechanism, claimed),
         },
         "spent": {
             "epsilon": accounting.format_epsilon(
@@ -264,10 +265,11 @@ def _started_from(adapter: Mapping[str, str]) -> str:
     )
 
 
-def _and_earlier(mechanism: Mechanism) -> str:
-    """What the claim covers beside the steps of this job."""
-    steps = mechanism.steps_before
-    return f", and {steps} steps of the trainings of the adapter that it started from" if steps else ""
+def covered_text(mechanism: Mechanism, claimed: int) -> str:
+    """What the claim of a statement covers: the claimed steps of the job, and those of the trainings before it."""
+    before = mechanism.steps_before
+    earlier = f", and {before} steps of the trainings of the adapter that it started from" if before else ""
+    return f"{claimed} steps of this job, in all its attempts and restarts{earlier}"
 
 
 def canonical_json(value: Mapping[str, Any]) -> bytes:

@@ -1,7 +1,7 @@
-"""Computes every figure of a privacy statement again, with dp-accounting.
+"""Computes every figure of a privacy statement again, with dp-accounting, and compares the words that define them.
 
-In: a statement as it was read, and the same with types. Out: nothing, or the first figure that does not follow from the
-rest. The parts that no arithmetic can check (what ran, on which data) are the word of the publisher.
+In: a statement as it was read, and the same with types. Out: nothing, or the first part of the claim that does not
+follow from the rest. What cannot be computed (what ran, on which data) is the word of the publisher.
 """
 
 from __future__ import annotations
@@ -11,19 +11,25 @@ from typing import Any
 
 from tensafe_api import accounting
 from tensafe_api.privacy_events import charged_events
-from tensafe_api.statement import recompute_epsilon
+from tensafe_api.statement import (
+    ADJACENCY_DEFINITIONS,
+    RELEASED,
+    UNIT_DEFINITIONS,
+    covered_text,
+    recompute_epsilon,
+)
 from tensafe_api.statement_document import StatementDocument, StatementError, check_counts
 
 
 def check_figures(raw: Mapping[str, Any], document: StatementDocument) -> None:
-    """Compare the figures of a statement with those that follow from its mechanism and its numbers of steps.
+    """Compare the claim of a statement with the one that follows from its mechanism and its numbers of steps.
 
     Args:
         raw: the statement as it was read from JSON.
         document: the same after `parse_statement`.
 
     Raises:
-        StatementError: names the figure that differs, or why it cannot be computed.
+        StatementError: names the part that differs, or why ε cannot be computed.
     """
     mechanism, claim, outsider = document.mechanism, document.claim, document.against_outsider
     charged, delta, accountant = document.spent.steps_charged, claim.delta, document.accounting.accountant
@@ -50,7 +56,11 @@ def check_figures(raw: Mapping[str, Any], document: StatementDocument) -> None:
     except (ArithmeticError, ValueError) as error:
         raise StatementError(f"its ε cannot be computed: {error}") from error
     _compare("claim.unit", claim.unit, mechanism.unit)
+    _compare("claim.unitDefinition", claim.unit_definition, UNIT_DEFINITIONS[mechanism.unit])
     _compare("claim.adjacency", claim.adjacency, mechanism.adjacency)
+    _compare("claim.adjacencyDefinition", claim.adjacency_definition, ADJACENCY_DEFINITIONS[mechanism.adjacency])
+    _compare("claim.covers", claim.covers, covered_text(mechanism, steps))
+    _compare("claim.released", claim.released, RELEASED)
 
 
 def _compare(part: str, found: object, computed: object) -> None:

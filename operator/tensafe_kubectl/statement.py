@@ -216,17 +216,21 @@ def _compare_with_ledger(
     from tensorguard.verification.errors import NotVerified
     from tensorguard.verification.ledgers import LedgerHistory, check_against_ledger
 
-    uri, stated = _uri(final), document["spent"]["stepsCharged"]
+    uri, stated, status = _uri(final), document["spent"], figures.status
     try:
         history = LedgerHistory([decode(ledger)], figures.name)
         check_against_ledger(history, document, final.digest, final.statement_digest, final.signer)
     except (LedgerError, NotVerified) as error:
         raise CommandError(f"{uri} is not the statement of this ledger: {cut(str(error))}. Do not use it") from error
-    if stated != figures.charged:
-        raise CommandError(
-            f"{uri} is not the statement of this ledger: it states {stated} charged steps, and the ledger counts "
-            f"{figures.charged}. Do not use it"
-        )
+    for field, kept in {
+        "stepsCharged": figures.charged,
+        "stepsRecharged": status.steps_recharged if status else 0,
+    }.items():
+        if stated[field] != kept:
+            raise CommandError(
+                f"{uri} is not the statement of this ledger: spent.{field} is {stated[field]}, and the ledger has "
+                f"{kept}. Do not use it"
+            )
 
 
 def _unusable(uri: str, why: str) -> CommandError:

@@ -31,6 +31,7 @@ def charged_job(
     stored: str | None = None,
     folder: str = FOLDER,
     releases: Releases | None = None,
+    spec: dict[str, Any] | None = None,
     **ledger: Any,
 ) -> str:
     """Create a job whose ledger has 10 charged steps; return the name of the ledger.
@@ -39,11 +40,12 @@ def charged_job(
         stored: ε spent in the status of the job.
         folder: where the job stores its checkpoints.
         releases: the published checkpoints, or what publishes them, given the ledger.
+        spec: other fields of the ledger's spec.
         ledger: more fields of the ledger's status.
     """
     reason = {Phase.RUNNING: Reason.TRAINING, Phase.SUCCEEDED: Reason.COMPLETED}[phase]
     job = team.create_job(spec__checkpoint__uri=folder)
-    found, pod = team.create_ledger(job)
+    found, pod = team.create_ledger(job, **(spec or {}))
     status = status_of(phase, reason, ledger_name=found.name, privacy=PrivacyStatus(epsilon_spent=stored))
     team.write_status(status)
     assert found.write(charged_status(pod, **ledger), pod) == ""
@@ -83,12 +85,11 @@ def publish(folder: Path, ledger: dict[str, Any], *, step: int = 10, **changes: 
     spec = PrivacyLedgerSpec.model_validate(ledger["spec"], by_alias=True, by_name=False)
     names = ("job_name", "job_uid", "mechanism", "unit_at_least", "planned_steps", "target_epsilon", "delta")
     values: dict[str, Any] = {name: getattr(spec, name) for name in (*names, "accountant")}
-    values |= {"steps_charged": step, "step": step, "attempt": 1, "ledger_length": 2, **changes}
+    values |= {"steps_charged": step, "steps_recharged": 0, "step": step, "attempt": 1, "ledger_length": 2, **changes}
     document = build_statement(
         StatementInputs(
             **values,
             place="PodsWithTLS",
-            steps_recharged=0,
             events=charged_events(values["mechanism"], values["steps_charged"]),
             dimension=10,
             noise_distance=0.0,
@@ -191,6 +192,18 @@ def test_stored_statement_is_read_and_checked_against_the_ledger(team: Team, plu
     assert missing.code == 1 and "cannot be read (FileNotFoundError" in missing.err
 
 
+EARLIER = {"sampleRate": "0.05", "noiseMultiplier": "0.9", "steps": 50}
+WITH_EARLIER_STEPS = Mechanism.model_validate({**SPEC["mechanism"], "earlierSteps": [EARLIER]})
+
+
+def test_statement_of_an_adapter_that_was_trained_before_is_checked(team: Team, plugin: Plugin, tmp_path: Path) -> None:
+    mechanism = WITH_EARLIER_STEPS.model_dump(by_alias=True, mode="json")
+    charged_job(team, folder=f"file://{tmp_path}", spec={"mechanism": mechanism}, releases=partial(publish, tmp_path))
+    read = plugin("statement", NAME, "--read")
+    assert read.code == 0, read.err
+    assert "20 steps of this job, in all its attempts and restarts, and 50 steps of the trainings" in read.out
+
+
 LITTLE_SPENT = Mechanism.model_validate({**SPEC["mechanism"], "noiseMultiplier": "300"})
 
 
@@ -198,10 +211,16 @@ LITTLE_SPENT = Mechanism.model_validate({**SPEC["mechanism"], "noiseMultiplier":
     ("changes", "why"),
     [
         ({"mechanism": LITTLE_SPENT}, "states another mechanism than the ledger (noiseMultiplier)"),
-        ({"step": 5}, "it states 5 charged steps, and the ledger counts 10"),
+        ({"step": 5}, "spent.stepsCharged is 5, and the ledger has 10"),
         ({"steps_charged": 11}, "is shorter than it was"),
         ({"delta": "0.9"}, "claim.delta is 0.9, and the ledger has 0.00002"),
-        ({"planned_steps": 10}, "states another plan than the ledger"),
+        ({"planned_steps": 10}, "spent.stepsPlanned is 10, and the ledger has 20"),
+        ({"job_name": "another"}, "job.name is another, and the ledger has claims-triage"),
+        ({"unit_at_least": 10**9}, "accounting.unitAtLeast is 1000000000, and the ledger has 5000"),
+        ({"dataset_digest": "another"}, "hashes.dataset is keyed:another, and the ledger has not known"),
+        ({"lineage": "another"}, "lineage is another, and the ledger has not known"),
+        ({"steps_recharged": 3}, "spent.stepsRecharged is 3, and the ledger has 0"),
+        ({"mechanism": WITH_EARLIER_STEPS}, "states another mechanism than the ledger (earlierSteps)"),
         ({"job_uid": "another"}, "is that of the job"),
         ({"attempt": 2}, "records another step of this checkpoint"),
     ],

@@ -33,6 +33,10 @@ def with_event(**fields: object) -> bytes:
     return changed(lambda document: document["events"][-1].update(fields))
 
 
+def with_claim(**fields: object) -> bytes:
+    return changed(lambda document: document["claim"].update(fields))
+
+
 def with_mechanism(**fields: object) -> bytes:
     """With another mechanism, and the events of it."""
 
@@ -95,6 +99,10 @@ def test_statement_as_it_is_written_is_shown() -> None:
         (changed(lambda document: document["claim"].update(delta="0.9999")), "spent.epsilon is "),
         (changed(lambda document: document["claim"].update(steps=1)), "claim.steps is 1, and the rest"),
         (changed(lambda document: document["spent"].update(stepsPlanned=10**400)), "too large"),
+        (with_claim(unitDefinition="all records of one hospital"), "claim.unitDefinition is all records of one"),
+        (with_claim(adjacencyDefinition="they differ by one hospital"), "claim.adjacencyDefinition is they differ"),
+        (with_claim(covers="all jobs of the clinic"), "claim.covers is all jobs of the clinic"),
+        (with_claim(released="nothing"), "claim.released is nothing"),
     ],
     ids=lambda value: "" if isinstance(value, bytes) else value[:20],
 )

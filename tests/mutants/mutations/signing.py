@@ -265,6 +265,28 @@ SIGNING: tuple[Mutation, ...] = (
         (_VERIFY_TESTS + "test_removed_signature_shows_in_the_ledger",),
     ),
     Mutation(
+        "a statement of another mechanism than the ledger's is verified",
+        (
+            Edit(
+                TRAINER + "verification/ledgers.py",
+                "        if getattr(mechanism, name) != getattr(spec.mechanism, name)\n",
+                '        if name == "clip"\n',
+            ),
+        ),
+        (_VERIFY_TESTS + "test_statement_with_other_facts_than_the_ledger_is_refused",),
+    ),
+    Mutation(
+        "a claim about another unit in words is verified",
+        (
+            Edit(
+                _FIGURES,
+                '    _compare("claim.unitDefinition", claim.unit_definition, UNIT_DEFINITIONS[mechanism.unit])\n',
+                "",
+            ),
+        ),
+        ("tests/kubectl/test_statement.py::test_what_is_no_statement_is_refused_in_one_sentence",),
+    ),
+    Mutation(
         "a resume accepts a checkpoint that its key did not sign",
         (
             Edit(

@@ -20,6 +20,7 @@ from tensafe_api.privacy_events import PrivacyEvent
 from tensafe_api.resolve import resolve_job
 from tensafe_api.statement import canonical_json, digest, recompute_epsilon
 from tensorguard.checkpoint.encryption import read_decrypted, read_identities
+from tensorguard.cli.main import main
 from tensorguard.ledger.file import FileLedger
 from tensorguard.signing.keys import new_identity, write_new
 from tensorguard.training.config import RUN_LOG
@@ -95,6 +96,7 @@ def test_every_epsilon_counts_the_earlier_steps(earlier: Job, tmp_path: Path) ->
     assert status.privacy.epsilon_spent == composed
     page = (final(job) / "statement.md").read_text()
     assert "started from" in page and str(final(earlier)) in page
+    assert main(["verify", str(final(job)), "--ledger", str(job.directory)]) == 0
 
 
 def test_third_training_counts_both_earlier_ones(earlier: Job, tmp_path: Path) -> None:

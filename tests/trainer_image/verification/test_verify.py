@@ -28,6 +28,8 @@ from tensorguard.verification.ledgers import check_against_ledger, read_file_led
 
 PAGE = 4096
 
+EARLIER = {"sampleRate": "0.05", "noiseMultiplier": "0.9", "steps": 50}
+
 
 def test_signed_checkpoint_is_verified(published: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
@@ -256,6 +258,35 @@ def test_jobs_of_the_same_name_are_distinguished_by_their_uid(published: Any) ->
     document["job"]["uid"] = "other-uid"
     with pytest.raises(NotVerified, match=r"job tiny \(UID tiny-uid\), and the statement is of tiny \(UID other-uid\)"):
         check_against_ledger(read_file_ledger(published.run), document, "", "", None)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "why"),
+    [
+        ("mechanism.noiseMultiplier", "300", r"another mechanism than the ledger \(noiseMultiplier\)"),
+        ("mechanism.earlierSteps", [EARLIER], r"another mechanism than the ledger \(earlierSteps\)"),
+        ("job.name", "another", "job.name is another, and the ledger has tiny"),
+        ("claim.delta", "0.9", "claim.delta is 0.9, and the ledger has "),
+        ("claim.targetEpsilon", "100", "claim.targetEpsilon is 100, and the ledger has "),
+        ("spent.stepsPlanned", 5, "spent.stepsPlanned is 5, and the ledger has 4"),
+        ("accounting.accountant", "RDP", "accounting.accountant is RDP, and the ledger has PLD"),
+        ("accounting.unitAtLeast", 10**9, "accounting.unitAtLeast is 1000000000, and the ledger has "),
+        ("hashes.dataset", "keyed:another", "hashes.dataset is keyed:another, and the ledger has keyed:"),
+        ("hashes.dataset", "not known", "hashes.dataset is not known, and the ledger has keyed:"),
+    ],
+)
+def test_statement_with_other_facts_than_the_ledger_is_refused(
+    published: Any, path: str, value: object, why: str
+) -> None:
+    document = json.loads((published.final / "statement.json").read_text())
+    ledger = read_file_ledger(published.run)
+    recorded = ledger.last.checkpoints[-1]
+    record = (recorded.digest, recorded.statement_digest, recorded.signer)
+    check_against_ledger(ledger, document, *record)
+    block, name = path.split(".")
+    document[block][name] = value
+    with pytest.raises(NotVerified, match=why):
+        check_against_ledger(ledger, document, *record)
 
 
 def test_failure_is_readable_by_programs(published: Any, capsys: pytest.CaptureFixture[str]) -> None:

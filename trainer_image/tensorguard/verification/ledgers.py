@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensafe_api.statement import STATEMENT_FILE
+from tensafe_api.privacy_events import Mechanism
+from tensafe_api.statement import NOT_KNOWN, STATEMENT_FILE
+from tensafe_api.statement_document import StatementDocument, parse_statement
 from tensorguard.ledger.contract import LedgerError, LedgerMissing, LedgerState, PublishedCheckpoint
 from tensorguard.ledger.file import NAME, FileLedger
 from tensorguard.verification.errors import NotVerified, job_text
@@ -111,6 +113,7 @@ def check_against_ledger(
     if (recorded.step, recorded.attempt) != (job["step"], job["attempt"]):
         raise NotVerified(LEDGER, "records another step of this checkpoint than its statement")
     _check_charges(ledger, document, hashes)
+    _check_spec(last, parse_statement(document))
     return recorded
 
 
@@ -127,13 +130,28 @@ def _check_charges(ledger: LedgerHistory, document: Mapping[str, Any], hashes: M
                 STATEMENT_FILE,
                 f"states {spent['stepsCharged']} charged steps, and the ledger had {then.steps_charged} then",
             )
-    mechanism, frozen = document["mechanism"], last.spec.mechanism.model_dump(by_alias=True)
-    differing = [name for name, value in frozen.items() if mechanism.get(name) != value]
+
+
+def _check_spec(ledger: LedgerState, statement: StatementDocument) -> None:
+    """Compare what never changes in a ledger once it is set."""
+    spec, mechanism = ledger.spec, statement.mechanism
+    differing = [
+        field.alias or name
+        for name, field in Mechanism.model_fields.items()
+        if getattr(mechanism, name) != getattr(spec.mechanism, name)
+    ]
     if differing:
         raise NotVerified(STATEMENT_FILE, f"states another mechanism than the ledger ({', '.join(differing)})")
-    frozen_claim = {"delta": last.spec.delta, "targetEpsilon": last.spec.target_epsilon}
-    for name, value in frozen_claim.items():
-        if document["claim"][name] != value:
-            raise NotVerified(STATEMENT_FILE, f"claim.{name} is {document['claim'][name]}, and the ledger has {value}")
-    if spent["stepsPlanned"] != last.spec.planned_steps or document["accounting"]["accountant"] != last.spec.accountant:
-        raise NotVerified(STATEMENT_FILE, "states another plan than the ledger")
+    dataset = f"keyed:{ledger.dataset_digest}" if ledger.dataset_digest else NOT_KNOWN
+    for field, stated, kept in (
+        ("job.name", statement.job.name, spec.job_name),
+        ("claim.delta", statement.claim.delta, spec.delta),
+        ("claim.targetEpsilon", statement.claim.target_epsilon, spec.target_epsilon),
+        ("spent.stepsPlanned", statement.spent.steps_planned, spec.planned_steps),
+        ("accounting.accountant", statement.accounting.accountant, spec.accountant),
+        ("accounting.unitAtLeast", statement.accounting.unit_at_least, spec.unit_at_least),
+        ("hashes.dataset", statement.hashes.dataset, dataset),
+        ("lineage", statement.lineage, spec.lineage or NOT_KNOWN),
+    ):
+        if stated != kept:
+            raise NotVerified(STATEMENT_FILE, f"{field} is {stated}, and the ledger has {kept}")
