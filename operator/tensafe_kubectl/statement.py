@@ -35,8 +35,8 @@ examples:
 
 --read uses fsspec with the credentials of this machine, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL. It compares the
 file with the digest, the mechanism and the charges that the ledger holds, and computes each ε again. It needs a package
-for the storage: `pipx inject tensafe s3fs` for s3://, gcsfs for gs://. It reads at most 4 MiB, by s3, gs, abfs, az or
-https. While the job exists, the file must be below its spec.checkpoint.uri, which may then be a file:// URI too.
+for the storage: `pipx inject tensafe s3fs` for s3://, gcsfs for gs://. It reads at most 4 MiB, from s3:// or gs://.
+While the job exists, the file must be below its spec.checkpoint.uri, which may then be a file:// URI too.
 
 Exit codes: 0 shown; 1 there is no final adapter yet, the file cannot be read or is not the one of the ledger, or the
 cluster refuses or does not answer; 2 invalid arguments.
@@ -163,7 +163,7 @@ def _print_whole(
         print(
             "Checked: digest, mechanism and charged steps are those of the ledger, and they give each ε. The ledger "
             f"counts {steps_text(figures.charged, 'charged')}: ε spent is {figures.epsilon_spent}, and ε claimed "
-            f"{figures.epsilon_claimed}."
+            f"{figures.epsilon_claimed}. What the statement assumes and does not cover is the word of the job's pods."
         )
     return SUCCEEDED
 

@@ -14,7 +14,8 @@ from tensafe_kubectl.reading import part
 
 LIMIT_BYTES = 4 << 20
 """A statement has a few kilobytes."""
-REMOTE_SCHEMES = ("s3", "gs", "abfs", "az", "https")
+REMOTE_SCHEMES = ("s3", "gs")
+"""Those that a manifest can name. A server of a pod's choice, such as one behind https, could send without end."""
 _FILE = "file://"
 _COPY = "copy the file with the storage's own tool"
 

@@ -242,7 +242,7 @@ def test_statement_that_agrees_with_itself_and_not_with_the_ledger_is_refused(
         ("reference://a::http://attacker.example", "it is a chain of file systems (::)"),
         (
             "smb://attacker.example/share",
-            "only s3://, gs://, abfs://, az://, https:// and the job's own file:// are read",
+            "only s3://, gs:// and the job's own file:// are read",
         ),
         ("s3://another/final", f"it is outside of the job's spec.checkpoint.uri, {FOLDER}"),
     ],

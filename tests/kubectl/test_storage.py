@@ -32,15 +32,17 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("reference://a::http://attacker.example/statement.json", "chain of file systems (::)"),
         ("simplecache::s3://models/triage/final/statement.json", "chain of file systems (::)"),
         ("s3://models/triage/final::file:///etc/passwd", "chain of file systems (::)"),
-        ("reference://attacker/statement.json", "only s3://, gs://, abfs://, az://, https://"),
-        ("smb://attacker.example/share/statement.json", "only s3://, gs://, abfs://, az://, https://"),
-        ("http://169.254.169.254/statement.json", "only s3://, gs://, abfs://, az://, https://"),
-        ("S3://models/triage/final/statement.json", "only s3://, gs://, abfs://, az://, https://"),
-        ("data:text/plain,statement.json", "only s3://, gs://, abfs://, az://, https://"),
-        ("final/statement.json", "only s3://, gs://, abfs://, az://, https://"),
+        ("reference://attacker/statement.json", "only s3://, gs:// and the job's own file:// are read"),
+        ("smb://attacker.example/share/statement.json", "only s3://, gs:// and the job's own file:// are read"),
+        ("https://attacker.example/statement.json", "only s3://, gs:// and the job's own file:// are read"),
+        ("abfs://models@attacker/statement.json", "only s3://, gs:// and the job's own file:// are read"),
+        ("http://169.254.169.254/statement.json", "only s3://, gs:// and the job's own file:// are read"),
+        ("S3://models/triage/final/statement.json", "only s3://, gs:// and the job's own file:// are read"),
+        ("data:text/plain,statement.json", "only s3://, gs:// and the job's own file:// are read"),
+        ("final/statement.json", "only s3://, gs:// and the job's own file:// are read"),
         ("s3://models/triage/../other/statement.json", "a path with .."),
-        ("https://models.example/triage/%2e%2E/other/statement.json", "a path with .."),
-        ("https://models.example/triage/..%2fother/statement.json", "a path with .."),
+        ("gs://models.example/triage/%2e%2E/other/statement.json", "a path with .."),
+        ("gs://models.example/triage/..%2fother/statement.json", "a path with .."),
         ("file://attacker.example/share/statement.json", "not an absolute path of this machine"),
         ("file:////attacker.example/share/statement.json", "not an absolute path of this machine"),
         ("//attacker.example/share/statement.json", "not an absolute path of this machine"),
@@ -63,7 +65,6 @@ def test_refusal_names_the_uri_and_the_reason(
         "s3://models/triage-2/final/statement.json",
         "s3://models/triage",
         "gs://models/triage/final/statement.json",
-        "https://models/triage/final/statement.json",
         "file:///models/triage/final/statement.json",
         "/models/triage/final/statement.json",
     ],
@@ -84,7 +85,7 @@ def test_job_without_a_folder_of_checkpoints_has_nothing_to_read() -> None:
             check_uri("/etc/final/statement.json", job_with(folder))
 
 
-@pytest.mark.parametrize("scheme", ["s3", "gs", "abfs", "az", "https"])
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
 def test_statement_below_the_jobs_folder_or_of_a_deleted_job_may_be_read(scheme: str) -> None:
     uri = f"{scheme}://models/triage/final/statement.json"
     for job in (None, job_with(f"{scheme}://models/triage"), job_with(f"{scheme}://models/triage/")):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 import fsspec
 
@@ -21,6 +21,9 @@ LIMIT_BYTES = 4 << 20
 """A statement has a few kilobytes."""
 _MANIFEST = "manifest.json"
 _MESSAGE_LENGTH = 300
+_WEB = ("http://", "https://")
+_STREAMED: dict[str, Any] = {"block_size": 0}
+"""Else fsspec keeps all that a web server sends, and unpacks it, before it returns the first bytes."""
 
 
 class StatementUnreadableError(Exception):
@@ -60,8 +63,8 @@ def _read(folder: str, name: str) -> bytes | None:
     uri = f"{folder}/{name}"
     try:
         filesystem, path = fsspec.url_to_fs(uri, **filesystem_options(uri, None)[1])
-        with filesystem.open(path, "rb") as file:
-            content: bytes = file.read(LIMIT_BYTES + 1)
+        with filesystem.open(path, "rb", **_STREAMED if uri.startswith(_WEB) else {}) as file:
+            content = _start_of(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ImportError as error:
@@ -71,6 +74,14 @@ def _read(folder: str, name: str) -> bytes | None:
         raise StatementUnreadableError(f"{uri} cannot be read: {without_a_job(why)}") from error
     if len(content) > LIMIT_BYTES:
         raise StatementError(f"{name} has more than {LIMIT_BYTES >> 20} MiB, and is not read")
+    return content
+
+
+def _start_of(file: IO[bytes]) -> bytes:
+    """The start of a file, long enough to see that it is too long. A stream returns what has arrived, which is less."""
+    content = b""
+    while len(content) <= LIMIT_BYTES and (part := file.read(LIMIT_BYTES + 1 - len(content))):
+        content += part
     return content
 
 
