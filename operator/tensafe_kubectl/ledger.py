@@ -37,8 +37,9 @@ examples:
   kubectl tensafe ledger triage -n clinic
   kubectl tensafe ledger triage -n clinic -o json | jq .epsilonSpent
 
-NAME is that of a job or of a ledger. Every ε is computed here from the charged steps. Beside it is the one of the job's
-status, which the operator wrote; it can be some seconds behind while the job trains.
+NAME is that of a job or of a ledger. A note names the ledgers of other jobs that had the name. Every ε is computed here
+from the charged steps. Beside it is the one of the job's status, which the operator wrote; it can be some seconds
+behind while the job trains.
 
 Exit codes: 0 shown; 1 there is no ledger, the status of an ended job has another ε, or the cluster refuses or does not
 answer; 2 invalid arguments.

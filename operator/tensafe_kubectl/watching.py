@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from tensafe_kubectl.api import Api, Object
 from tensafe_kubectl.errors import GONE, NOT_FOUND, TOO_MANY, CommandError, Refused, Unreachable
 from tensafe_kubectl.reading import JOBS
+from tensafe_operator.names import ledger_name
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 10.0
 
@@ -52,7 +53,7 @@ def _changes(api: Api, job: Object) -> Iterator[Object]:
             if event == "BOOKMARK":
                 continue
             if event == "DELETED" or found["metadata"]["uid"] != uid:
-                raise _deleted(namespace, name)
+                raise _deleted(namespace, name, uid)
             yield found
     except Refused as refused:
         if refused.status == GONE:
@@ -68,15 +69,16 @@ def _read_again(api: Api, namespace: str, name: str, uid: str) -> Object:
         job = api.get(JOBS, namespace, name)
     except Refused as refused:
         if refused.status == NOT_FOUND:
-            raise _deleted(namespace, name) from refused
+            raise _deleted(namespace, name, uid) from refused
         raise
     if job["metadata"]["uid"] != uid:
-        raise _deleted(namespace, name)
+        raise _deleted(namespace, name, uid)
     return job
 
 
-def _deleted(namespace: str, name: str) -> CommandError:
+def _deleted(namespace: str, name: str, uid: str) -> CommandError:
+    """The command names the ledger: another job may have the name of this one already."""
     return CommandError(
-        f"the job {name} in the namespace {namespace} was deleted. Its ledger stays: `kubectl tensafe ledger {name} "
-        f"-n {namespace}`"
+        f"the job {name} in the namespace {namespace} was deleted. Its ledger stays: `kubectl tensafe ledger "
+        f"{ledger_name(name, uid)} -n {namespace}`"
     )

@@ -127,6 +127,34 @@ def test_ended_job_with_another_epsilon_in_its_status_is_an_error(team: Team, pl
     assert shown.code == 1 and "the ledger counts" in shown.err
 
 
+def test_ledger_of_a_namesake_is_named_and_found_by_its_own_name(team: Team, plugin: Plugin) -> None:
+    """The deleted job has spent something, and the new one of its name nothing."""
+    earlier = charged_job(team, stored="0.001")
+    assert plugin("ledger", earlier).out.count("the status says 0.001") == 1  # its job still exists
+    team.kubectl("delete", "tsj", NAME)
+    job = team.create_job()
+    no_ledger = plugin("ledger", NAME)
+    assert no_ledger.code == 1 and earlier in no_ledger.err
+    new, _ = team.create_ledger(job)
+    shown = plugin("ledger", NAME)
+    assert shown.code == 0 and f"ledger {new.name}" in shown.out and "of 0 charged steps" in shown.out
+    assert f"ledgers of their own, which are not counted here: {earlier}" in " ".join(shown.err.split())
+    of_earlier = plugin("ledger", earlier)
+    assert "of 10 charged steps" in of_earlier.out and "The job was deleted." in of_earlier.out
+    assert new.name in of_earlier.err
+
+
+def test_job_with_the_name_of_a_ledger_does_not_hide_it(team: Team, plugin: Plugin) -> None:
+    hidden = charged_job(team)
+    team.kubectl("delete", "tsj", NAME)
+    job = team.create_job(hidden)
+    own, _ = team.create_ledger(job)
+    shown = plugin("ledger", hidden)
+    assert shown.code == 0 and f"{NAME}  ledger {hidden}" in shown.out and "of 10 charged steps" in shown.out
+    assert own.name in shown.err
+    assert f"{hidden}  ledger {own.name}" in plugin("ledger", own.name).out
+
+
 def test_ledger_of_a_deleted_job_is_found_by_the_jobs_name(team: Team, plugin: Plugin) -> None:
     name = charged_job(team)
     team.kubectl("delete", "tsj", NAME)
