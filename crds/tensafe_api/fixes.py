@@ -78,6 +78,14 @@ CERTIFICATE: Final = (
     "has, the job continues without further action. After a change of the chart's value jobs.tls.issuerRef, suspend "
     "the job, and set spec.suspend to false when it is Suspended."
 )
+CHANGED_BY_OTHERS: Final = (
+    "Find the client that changes this object, such as a second operator for this namespace, and stop it; the job then "
+    "continues without further action."
+)
+NETWORK_POLICY: Final = (
+    "An administrator corrects the chart's value jobs.networkPolicy, from which this object is made; the job then "
+    "continues without further action."
+)
 GRACE_PERIOD: Final = (
     "Shorten it: kubectl delete pod POD -n NAMESPACE --grace-period=1, with the pod in the message and the job's "
     "namespace. The job then continues without further action."
@@ -109,6 +117,8 @@ OWN_FIXES: Final = (
     IMAGE_UNSIGNED,
     CERT_MANAGER,
     CERTIFICATE,
+    CHANGED_BY_OTHERS,
+    NETWORK_POLICY,
     GRACE_PERIOD,
     SLOW_STEP,
     LOST_AGAIN,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from tensafe_api.reasons import Reason
@@ -51,8 +51,16 @@ class DeletionRefused(RetryLater):
     """An object cannot be deleted, which the new status may count on (`plan.blockers.status_of_refusal`)."""
 
 
-async def apply(api: ApiClient, observed: Observed, actions: Iterable[Action]) -> list[Manifest]:
+async def apply(
+    api: ApiClient,
+    observed: Observed,
+    actions: Iterable[Action],
+    done: Callable[[Create], object] = lambda action: None,
+) -> list[Manifest]:
     """Take these actions, concurrently except for the objects in _CREATED_LAST.
+
+    Args:
+        done: called for each object that was created or brought back, also where another one fails.
 
     Returns:
         The objects that the actions were to create, as the API server returned them.
@@ -66,6 +74,9 @@ async def apply(api: ApiClient, observed: Observed, actions: Iterable[Action]) -
     last = [each for each in actions if isinstance(each, Create) and each.kind in _CREATED_LAST]
     for group in ([each for each in actions if each not in last], last):
         results = await asyncio.gather(*(_take(api, observed, each) for each in group), return_exceptions=True)
+        for action, result in zip(group, results, strict=True):
+            if isinstance(action, Create) and not isinstance(result, BaseException):
+                done(action)
         failures = [each for each in results if isinstance(each, BaseException)]
         if failures:
             # The status is written although an object cannot be created, but not if another action failed.

@@ -8,15 +8,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
+from tensafe_api.reasons import Reason
 from tensafe_operator import names
 from tensafe_operator.kinds import CORRECTED_KINDS
-from tensafe_operator.plan.observed import Action, Create
+from tensafe_operator.plan.observed import Action, ClusterWarning, Create
 
 BURST, WINDOW_SECONDS, PAUSE_SECONDS = 10, 60.0, 60.0
 """An object that was brought back so often in this time is left as it is for a while."""
 log = logging.getLogger(__name__)
 _Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Which actions may be taken now.
+
+    Attributes:
+        left: what the status shows of the objects that are left as they are.
+        until: when one of these may be brought back again, in seconds since the epoch; None if there is none.
+    """
+
+    actions: tuple[Action, ...]
+    left: tuple[ClusterWarning, ...]
+    until: float | None
 
 
 class Corrections:
@@ -31,42 +47,56 @@ class Corrections:
         self._lately: dict[_Key, list[float]] = {}
         self._paused: dict[_Key, float] = {}
 
-    def allowed(self, actions: Iterable[Action]) -> tuple[tuple[Action, ...], float | None]:
-        """Return the actions without those for objects that are left as they are for now, and when one of these may be
-        brought back again, by the clock; None if there is none.
+    def allowed(self, actions: Iterable[Action]) -> Allowed:
+        """Return the actions without those for objects that are left as they are for now.
 
         The objects with which an attempt starts are always created.
         """
         actions = tuple(actions)
         created = [each for each in actions if isinstance(each, Create)]
         if not created or any(each.kind not in CORRECTED_KINDS for each in created):
-            return actions, None
+            return Allowed(actions, (), None)
         ends = {id(each): end for each in created if (end := self._pause_of(each)) is not None}
-        return tuple(each for each in actions if id(each) not in ends), min(ends.values(), default=None)
+        left = tuple(_warning_of(each) for each in created if id(each) in ends)
+        return Allowed(tuple(each for each in actions if id(each) not in ends), left, min(ends.values(), default=None))
+
+    def count(self, action: Create) -> None:
+        """Count an object that was brought back. What the API server refuses is not: no other client changes it."""
+        if action.kind in CORRECTED_KINDS:
+            self._lately.setdefault(_key(action), []).append(self._clock())
 
     def _pause_of(self, action: Create) -> float | None:
-        """Count a correction, or return until when it has to wait."""
-        metadata, now = action.manifest["metadata"], self._clock()
-        key = (action.kind, metadata["namespace"], metadata["name"])
+        """Return until when an object is left as it is; None if it may be brought back now."""
+        key, now = _key(action), self._clock()
         self._forget(now)
         if key in self._paused:
             return self._paused[key]
-        lately = self._lately.setdefault(key, [])
-        lately.append(now)
-        if len(lately) <= BURST:
+        if len(self._lately.get(key, ())) < BURST:
             return None
-        del self._lately[key]
-        self._paused[key] = now + PAUSE_SECONDS
-        fields = names.log_fields(key[1], metadata["labels"][names.JOB])
+        self._paused[key] = end = now + PAUSE_SECONDS
+        self._lately[key] = [end] * (BURST - 1)  # the next one shows whether the client is still there
         log.error(
             "%s %s was brought back %d times within %.0f s, and is now left as it is for %.0f s: find the client that "
             "changes it, for instance a second operator for this namespace",
             *(action.kind, key[2], BURST, WINDOW_SECONDS, PAUSE_SECONDS),
-            extra=fields,
+            extra=names.log_fields(key[1], action.manifest["metadata"]["labels"][names.JOB]),
         )
-        return self._paused[key]
+        return end
 
     def _forget(self, now: float) -> None:
         self._paused = {key: end for key, end in self._paused.items() if end > now}
         lately = {key: [time for time in times if time > now - WINDOW_SECONDS] for key, times in self._lately.items()}
         self._lately = {key: times for key, times in lately.items() if times}
+
+
+def _key(action: Create) -> _Key:
+    metadata = action.manifest["metadata"]
+    return action.kind, metadata["namespace"], metadata["name"]
+
+
+def _warning_of(action: Create) -> ClusterWarning:
+    message = (
+        f"it was brought back {BURST} times within {WINDOW_SECONDS:.0f} s or again right after a pause, and another "
+        "client changes it each time, so it is left as it is for a minute"
+    )
+    return ClusterWarning(action.kind, str(action.manifest["metadata"]["name"]), Reason.FORBIDDEN, message)

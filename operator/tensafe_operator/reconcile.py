@@ -115,8 +115,9 @@ class Reconciler:
                 decision = await self._decide(observed, patient)
             try:
                 while True:
-                    actions, paused_until = self._corrections.allowed(decision.actions)
-                    created = {each["kind"]: each for each in await apply(self._api, observed, actions)}
+                    allowed = self._corrections.allowed(decision.actions)
+                    made = await apply(self._api, observed, allowed.actions, self._corrections.count)
+                    created = {each["kind"]: each for each in made}
                     for each in created.values():
                         self._learn(each)
                     if ledger := created.get(LEDGER_KIND):
@@ -127,11 +128,14 @@ class Reconciler:
                         observed = replace(observed, ledger=ledger, kuberay=kuberay, profile=profile)
                         decision = await self._decide(observed, patient)
                         continue  # the status of this decision records the ledger's UID
+                    if allowed.left:
+                        warned = replace(observed, warnings=(*allowed.left, *observed.warnings))
+                        decision = replace(decision, status=(await self._decide(warned, patient)).status)
                     stored = await self._write_status(observed.job, decision.status)
                     if "RayJob" in created:
                         return self._clock() + ANSWER_SECONDS
                     if stored is None or not decision.irreversible:
-                        return min((each for each in (decision.wake, paused_until) if each is not None), default=None)
+                        return min((each for each in (decision.wake, allowed.until) if each is not None), default=None)
                     if not _has_open_attempt(decision.status):
                         return self._clock()  # an attempt has ended: observe again
                     observed = replace(observed, job=stored)

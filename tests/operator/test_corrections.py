@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tensafe_operator import names
-from tensafe_operator.corrections import BURST, PAUSE_SECONDS, WINDOW_SECONDS, Corrections
+from tensafe_operator.corrections import BURST, PAUSE_SECONDS, WINDOW_SECONDS, Allowed, Corrections
 from tensafe_operator.plan.observed import Action, Create, Delete
 
 
@@ -36,41 +36,68 @@ def corrections(clock: Clock) -> Corrections:
     return Corrections(clock)
 
 
-def test_fight_about_an_object_pauses_and_is_logged_once(
+def bring_back(corrections: Corrections, *actions: Action) -> Allowed:
+    """Take the actions that are allowed, all with success."""
+    allowed = corrections.allowed(actions)
+    for action in allowed.actions:
+        if isinstance(action, Create):
+            corrections.count(action)
+    return allowed
+
+
+def test_fight_about_an_object_pauses_is_shown_and_logged_once(
     corrections: Corrections, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(BURST):
-        assert corrections.allowed([POLICY]) == ((POLICY,), None)
+        assert bring_back(corrections, POLICY) == Allowed((POLICY,), (), None)
         clock.now += 0.01
     end = clock.now + PAUSE_SECONDS
     for _ in range(3):
-        assert corrections.allowed([POLICY]) == ((), end)
+        paused = bring_back(corrections, POLICY)
+        assert (paused.actions, paused.until) == ((), end)
+        (left,) = paused.left
+        assert (left.kind, left.name) == ("NetworkPolicy", "triage")
+        assert "another client changes it each time" in left.message
     assert [each.levelno for each in caplog.records] == [logging.ERROR]
     assert "NetworkPolicy triage was brought back" in caplog.text and "a second operator" in caplog.text
-    clock.now = end
-    assert corrections.allowed([POLICY]) == ((POLICY,), None), "it is brought back again after the pause"
+
+
+def test_after_a_pause_one_more_change_starts_the_next_pause(corrections: Corrections, clock: Clock) -> None:
+    for _ in range(BURST + 1):
+        bring_back(corrections, POLICY)
+    clock.now += PAUSE_SECONDS
+    assert bring_back(corrections, POLICY).actions == (POLICY,), "it is brought back again after the pause"
+    assert bring_back(corrections, POLICY).actions == ()
+    clock.now += PAUSE_SECONDS + WINDOW_SECONDS
+    for _ in range(BURST):
+        assert bring_back(corrections, POLICY).actions == (POLICY,), "the client was away for a while"
+
+
+def test_refused_correction_is_tried_again_without_a_pause(corrections: Corrections) -> None:
+    for _ in range(5 * BURST):
+        assert corrections.allowed([POLICY]) == Allowed((POLICY,), (), None)
 
 
 def test_rare_changes_are_always_brought_back(corrections: Corrections, clock: Clock) -> None:
     for _ in range(5 * BURST):
-        assert corrections.allowed([POLICY]) == ((POLICY,), None)
+        assert bring_back(corrections, POLICY) == Allowed((POLICY,), (), None)
         clock.now += WINDOW_SECONDS / BURST
 
 
 def test_pause_is_of_one_object_alone(corrections: Corrections) -> None:
     for _ in range(BURST + 1):
-        corrections.allowed([POLICY])
+        bring_back(corrections, POLICY)
     others: tuple[Action, ...] = (
         create("RoleBinding"),
         create("NetworkPolicy", "other"),
         Delete("RayJob", "triage-a1"),
     )
-    kept, end = corrections.allowed((POLICY, *others))
-    assert kept == others and end is not None
+    allowed = corrections.allowed((POLICY, *others))
+    assert allowed.actions == others and allowed.until is not None
 
 
 def test_attempt_never_starts_without_its_network_policy(corrections: Corrections) -> None:
     for _ in range(BURST + 1):
-        corrections.allowed([POLICY])
+        bring_back(corrections, POLICY)
     start = (POLICY, create("RayJob"))
-    assert corrections.allowed(start) == (start, None)
+    assert corrections.allowed(start) == Allowed(start, (), None)

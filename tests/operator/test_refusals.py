@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -15,12 +16,15 @@ from e2e.platform.fixtures.manifests import MINIMAL, changed
 from e2e.platform.fixtures.polling import wait_until
 from tensafe_api import fixes
 from tensafe_api.reasons import Phase, Reason
+from tensafe_operator.corrections import BURST, PAUSE_SECONDS
+from tensafe_operator.job_network import JobNetwork
 from tensafe_operator.plan.blockers import starting_state
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.observed import ClusterWarning, Observed
 from tensafe_operator.reconcile import RETRY_SECONDS
 from tensafe_operator.runtime.api_client import ApiUnavailable, ObjectTooLarge
 from tensafe_operator.runtime.work_queue import LONGEST_RETRY_SECONDS
+from tensafe_operator.settings import Settings
 
 pytestmark = pytest.mark.cluster
 
@@ -95,9 +99,29 @@ def test_refused_correction_is_shown_and_the_end_of_the_attempt_is_recorded(
     assert "NetworkPolicy claims-triage" in stalled["message"]
     assert "the platform team owns this object" in stalled["message"]
     assert cluster.status()["phase"] == "Running"
+    cluster.reconcile(passes=2 * BURST)
+    assert cluster.condition("Stalled") == stalled, "each change of the ledger is another try"
     cluster.set_ray_job_status(statuses.finished("FAILED", "exit code 10"))
     cluster.reconcile()
     assert "endTime" in cluster.status()["attempts"][0]
+
+
+def test_network_policy_that_another_client_changes_each_time_is_shown(
+    cluster: JobHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.start_training()
+    policy = ("-n", cluster.namespace, "patch", "networkpolicy", "claims-triage", "--type=merge", "-p")
+    cluster.plane.kubectl(*policy, '{"spec":{"egress":[{}]}}')
+    with monkeypatch.context() as often:
+        often.setattr("tensafe_operator.corrections.BURST", 0)
+        assert cluster.reconcile(passes=1) == cluster.now + PAUSE_SECONDS
+    stalled = cluster.condition("Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "Forbidden")
+    assert "another client changes it each time" in stalled["message"]
+    assert stalled["message"].endswith(fixes.CHANGED_BY_OTHERS)
+    cluster.reconcile(passes=1)
+    assert cluster.condition("Stalled")["status"] == "False"
+    assert (cluster.get("networkpolicy", "claims-triage") or {})["spec"]["egress"] != [{}]
 
 
 def test_refused_deletion_is_shown_and_the_job_waits_for_it(cluster: JobHarness, platform_team: Refuse) -> None:
@@ -225,6 +249,35 @@ def test_object_that_is_invalid_is_tried_again_after_growing_waits(cluster: JobH
         cluster.now += passed
         planned = cluster.reconcile()
         assert planned is not None and planned - cluster.now == pytest.approx(wait, abs=2)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"labelSelector": {}}]}}},
+        {"affinity": {"nodeAffinity": "x"}},
+        {"topologySpreadConstraints": [{"maxSkew": "a", "topologyKey": "z", "whenUnsatisfiable": "DoNotSchedule"}]},
+    ],
+    ids=["required field", "type", "spread"],
+)
+def test_placement_that_the_crd_of_ray_jobs_refuses_is_corrected_by_its_author(
+    cluster: JobHarness, spec: dict[str, Any]
+) -> None:
+    cluster.apply(**{f"spec__cluster__{name}": value for name, value in spec.items()})
+    cluster.reconcile()
+    stalled = cluster.condition("Stalled")
+    assert stalled["reason"] == "Forbidden" and "is invalid" in stalled["message"]
+    assert stalled["message"].endswith(fixes.POD_FIELDS)
+
+
+def test_network_policy_that_cannot_exist_is_corrected_in_the_chart(cluster: JobHarness) -> None:
+    wrong = {"to": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["192.168.0.0/16"]}}]}
+    cluster.settings = Settings(job_network=JobNetwork.model_validate({"egress": [wrong]}))
+    cluster.apply()
+    cluster.reconcile()
+    stalled = cluster.condition("Stalled")
+    assert stalled["reason"] == "Forbidden" and "NetworkPolicy" in stalled["message"]
+    assert stalled["message"].endswith(fixes.NETWORK_POLICY)
 
 
 def answer_to_head_pod(cluster: JobHarness) -> str:

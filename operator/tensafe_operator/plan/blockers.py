@@ -65,6 +65,13 @@ _FIXES_BY_CAUSE = {
         # Pods have no CPU limit of their own: it is the default of a LimitRange.
         (re.compile("must be less than or equal to [a-z-]{1,50} limit"), fixes.LIMIT_RANGE),
         (re.compile('Pod "[^"]{1,300}" is invalid: '), fixes.POD_FIELDS),
+        # The CRD of RayJobs checks types and required fields, and the pods the rest.
+        (
+            re.compile(r'^RayJob .{1,600}" is invalid: .{0,400}\.(affinity|topologySpreadConstraints)\b'),
+            fixes.POD_FIELDS,
+        ),
+        (re.compile('^NetworkPolicy .{1,600}" is invalid: '), fixes.NETWORK_POLICY),
+        (re.compile("^(NetworkPolicy|RoleBinding) .{1,300}: it was brought back "), fixes.CHANGED_BY_OTHERS),
         (re.compile("^Certificate .{0,300}(404 page not found|could not find the requested)"), fixes.CERT_MANAGER),
     ),
     Reason.UNKNOWN_FIELD: ((re.compile(""), fixes.POD_FIELDS),),
