@@ -2,8 +2,9 @@
 
 The containers of an attempt are never restarted (`restartPolicy: Never`), except sidecars. KubeRay deletes a pod whose
 Ray container has ended and creates another one at once, without end and without a warning, so a failed pod is visible
-for a moment only. That is why a reported crash stays in the status until all pods are ready. A sidecar, such as the
-gate in the head's pod, runs longer than the others. So the pod's phase stays `Running` until the pod is being deleted.
+for a moment only. That is why a reported crash stays in the status until all pods are ready, or no other pod has a
+node. A sidecar, such as the gate in the head's pod, runs longer than the others. So the pod's phase stays `Running`
+until the pod is being deleted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.observed import Object, Observed
 from tensafe_operator.plan.outdated import are_all_ready, pods_of_open_attempt
-from tensafe_operator.plan.parsing import has_condition
+from tensafe_operator.plan.parsing import has_condition, object_condition
 
 CRASH_SECONDS = 120
 """A container that fails so soon after its start fails again in the next pod."""
@@ -84,10 +85,19 @@ def is_crashing(draft: Draft) -> bool:
 def unless_crashing(draft: Draft, state: JobState) -> JobState:
     """Return `state`, or that of a job whose crash was reported before. Its message does not change with each pod."""
     before = _reported(draft)
-    kept = (Reason.CRASH_LOOP, Reason.UNSCHEDULABLE)  # each new pod crashes, while another one waits for a node
+    kept = {Reason.CRASH_LOOP}
+    if not _all_wait_for_nodes(draft.observed):
+        kept.add(Reason.UNSCHEDULABLE)  # one pod waits for a node, while each new one of another pod crashes
     if before is None or not is_crashing(draft) or (state.stalled and state.reason not in kept):
         return state
     return JobState(state.phase, Reason.CRASH_LOOP, before.message, stalled=True)
+
+
+def _all_wait_for_nodes(observed: Observed) -> bool:
+    """Return whether the scheduler has found no node for any pod of the open attempt that is not ready."""
+    waiting = [pod for pod in pods_of_open_attempt(observed) if not has_condition(pod, "Ready")]
+    without_node = (object_condition(pod, "PodScheduled").get("reason") == Reason.UNSCHEDULABLE for pod in waiting)
+    return bool(waiting) and all(without_node)
 
 
 def _crashes_of(pod: Object) -> Iterator[str]:

@@ -294,6 +294,23 @@ def test_crash_is_reported_once_also_where_a_worker_has_no_node_for_long() -> No
             assert cluster.status == before and stalled(cluster) == ("True", "CrashLoop")
 
 
+def test_crash_does_not_hide_that_no_pod_finds_a_node() -> None:
+    """A driver was broken on all nodes, which an administrator has cordoned since."""
+    cluster, operator = starting_job()
+    replace_head(cluster, "head-1", failed(cluster))
+    operator.settle()
+    no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: cordoned"}
+    no_room["lastTransitionTime"] = format_time(cluster.now)
+    waiting = {"phase": "Pending", "conditions": [no_room]}
+    cluster.pods["claims-triage-a1-worker"]["status"] = waiting
+    replace_head(cluster, "head-2", waiting)
+    operator.settle()
+    assert stalled(cluster) == ("True", "CrashLoop"), "an autoscaler may add a node"
+    cluster.now += NODE_SECONDS
+    operator.settle()
+    assert stalled(cluster) == ("True", "Unschedulable")
+
+
 def test_worker_of_a_running_job_that_crashes_stalls_it_until_it_is_ready() -> None:
     cluster, operator = running_job(**ONE_WORKER)
     worker = cluster.pods["claims-triage-a1-worker"]
