@@ -17,7 +17,7 @@ from tensafe_kubectl.connection import connect
 from tensafe_kubectl.errors import SUCCEEDED, CommandError
 from tensafe_kubectl.ledgers import find_ledger
 from tensafe_kubectl.storage import read_stored
-from tensafe_kubectl.terminal import cut, print_facts, print_json, print_line
+from tensafe_kubectl.terminal import cut, print_facts, print_json, print_line, print_stored_json
 from tensorguard.cli.arguments import Subparsers
 from tensorguard.cli.wording import ADJACENCY_TEXT, steps_text
 
@@ -29,7 +29,7 @@ _EPILOG = """\
 examples:
   kubectl tensafe statement triage -n clinic               the claim, from the ledger in the cluster
   kubectl tensafe statement triage -n clinic --read        read the whole statement from the storage, and check it
-  kubectl tensafe statement triage -n clinic --read -o json > statement.json
+  kubectl tensafe statement triage -n clinic --read -o json > statement.json           the file, byte for byte
   tensafe statement s3://clinic/models/triage/final --format html -o statement.html    (the trainer's command)
                                                            the statement as a page for a browser or a printer
 
@@ -157,7 +157,7 @@ def _print_whole(
     document, page = check_statement(content, _uri(final))
     _compare_with_ledger(document, ledger, figures, final)
     if output == "json":
-        print_json(document)
+        print_stored_json(content, document)
     else:
         print(page, end="")
         print(

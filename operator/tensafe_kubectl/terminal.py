@@ -45,8 +45,24 @@ def clean_log(line: bytes) -> str:
 
 
 def print_json(document: object) -> None:
-    """Print a document for a program. On a terminal all but ASCII is escaped, because no text is cleaned in it."""
-    print(json.dumps(document, indent=2, ensure_ascii=sys.stdout.isatty()))
+    """Print a document for a program. All but ASCII is escaped on a terminal, because no text is cleaned in it, and
+    where the output has another encoding than UTF-8, which may lack a character.
+    """
+    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
+    print(json.dumps(document, indent=2, ensure_ascii=sys.stdout.isatty() or encoding != "utf8"))
+
+
+def print_stored_json(content: bytes, document: object) -> None:
+    """Print a stored JSON file: for a program with its own bytes, whose digest is known; on a terminal as `print_json`.
+
+    Args:
+        document: the same, as it was read from `content`.
+    """
+    if sys.stdout.isatty():
+        print_json(document)
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(content)
 
 
 def bar(done: int, total: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import io
 import json
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import pytest
 from e2e.platform.fixtures.plugin_team import Terminal
 from tensafe_api.clean_text import clean_document
 from tensafe_kubectl.main import command_parser
-from tensafe_kubectl.terminal import age, bar, clean, print_json
+from tensafe_kubectl.terminal import age, bar, clean, print_facts, print_json
+from tensorguard.cli.arguments import Parser
+from tensorguard.cli.verbs import call_verb
 
 HEAVY = ("torch", "ray", "kopf", "transformers", "dp_accounting", "scipy", "numpy")
 
@@ -126,3 +129,22 @@ def test_json_is_ascii_on_a_terminal_and_plain_in_a_pipe(terminal: Terminal, cap
     assert "ε \x9b2J\u202e" in capfd.readouterr().out
     shown = terminal(lambda: print_json(document))
     assert shown.isascii() and "\x1b" not in shown and json.loads(shown) == document
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_output_without_an_epsilon_is_no_failure(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The encoding of a pipe on Windows, and of some terminals."""
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding=encoding))
+
+    def show(_: argparse.Namespace) -> int:
+        print_facts([("ε spent", "1.5", "█")])
+        return 0
+
+    parser = Parser(prog="kubectl tensafe")
+    parser.set_defaults(handler=show)
+    assert call_verb(parser, []) == 0
+    assert written.getvalue().decode(encoding).split() == ["?", "spent", "1.5", "?"]
+    print_json({"message": "ε"})
+    sys.stdout.flush()
+    assert json.loads(written.getvalue().decode(encoding).partition("?\n")[2]) == {"message": "ε"}

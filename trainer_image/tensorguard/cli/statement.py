@@ -87,7 +87,6 @@ def _statement(arguments: argparse.Namespace) -> int:
     if arguments.output is None:
         if arguments.form == "html" and sys.stdout.isatty():
             raise CommandError("tensafe statement: a page is not for a terminal: add -o statement.html, or use a pipe")
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
         print(text, end="")
         return SUCCEEDED
     try:

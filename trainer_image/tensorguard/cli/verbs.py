@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ def call_verb(parser: Parser, argv: Sequence[str] | None) -> int:
         SystemExit: as argparse does, for `--help` and `--version` (code 0) and for invalid arguments (code 2).
         Exception: whatever the verb raises.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # a pipe on Windows and some terminals have no ε
     arguments = parser.parse_args(argv)
     if arguments.handler is None:
         parser.print_help(sys.stderr)
