@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from tensafe_kubectl.api import Api
 from tensafe_kubectl.errors import INVALID, CommandError
+from tensafe_operator.runtime.proxies import proxy_of_environment
 
 DEFAULT_KUBECONFIG = "~/.kube/config"
 _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -82,6 +85,8 @@ def connect(options: Options) -> Api:
             "and its user with `kubectl config view`",
             INVALID,
         ) from error
+    if settings.proxy is not None and settings.proxy == getproxies().get(urlsplit(settings.host).scheme):
+        settings.proxy = proxy_of_environment(settings.host)  # a `proxy-url` of the kubeconfig is kept
     context = chosen.get("context") or {}
     namespace = options.namespace or context.get("namespace") or "default"
     return Api(client.ApiClient(settings), namespace, _impersonation(paths, context.get("user")))

@@ -11,7 +11,9 @@ import yaml
 
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fixtures.plugin_team import NAME, Team, running
+from tensafe_kubectl.connection import Options, connect
 from tensafe_kubectl.main import main
+from tensafe_operator.runtime.proxies import proxy_of_environment
 
 SECRET = "sesame"
 CONFIG = {
@@ -188,3 +190,27 @@ def test_cluster_without_the_crds_and_then_without_a_server(capfd: pytest.Captur
         plane.stop()
     assert main(["status", "--kubeconfig", str(plane.admin)]) == 1
     assert f"the API server {plane.url} does not answer" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("server", "of_kubeconfig", "proxy"),
+    [
+        ("https://api.example:6443", None, "http://proxy.example:3128"),
+        ("https://127.0.0.1:6443", None, None),
+        ("https://[::1]:6443", None, None),
+        ("https://localhost:6443", None, None),
+        ("https://127.0.0.1:6443", "http://own.example:3128", "http://own.example:3128"),
+    ],
+)
+def test_server_on_this_machine_is_reached_without_the_proxy_of_the_environment(
+    server: str, of_kubeconfig: str | None, proxy: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with kubectl: kind and minikube listen on this machine."""
+    for name in ("no_proxy", "NO_PROXY", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    cluster = {"server": server, **({"proxy-url": of_kubeconfig} if of_kubeconfig else {})}
+    path = tmp_path / "config"
+    path.write_text(yaml.safe_dump({**CONFIG, "clusters": [{"name": "here", "cluster": cluster}]}))
+    assert connect(Options(str(path)))._configuration.proxy == proxy
+    assert proxy_of_environment(server) == (None if proxy != "http://proxy.example:3128" else proxy)

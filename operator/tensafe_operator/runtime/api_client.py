@@ -13,14 +13,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import urlencode, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import urlencode
 
 import aiohttp
 
 from tensafe_operator.runtime.bounded_json import loads_bounded
 from tensafe_operator.runtime.connection import Connection
 from tensafe_operator.runtime.objects import RUNTIME_RESOURCES, Manifest, Resource
+from tensafe_operator.runtime.proxies import proxy_of_environment
 
 REQUEST_SECONDS = 10.0
 CONNECTIONS = 8
@@ -113,7 +113,7 @@ class ApiClient:
         self._may_write = may_write
         self._on_date = on_date
         self._session: aiohttp.ClientSession | None = None
-        self._proxy = connection.proxy or _proxy(connection.server)
+        self._proxy = connection.proxy or proxy_of_environment(connection.server)
         self._known_until: dict[str, float] = {}
         self._free = asyncio.Semaphore(CONNECTIONS)
 
@@ -338,14 +338,6 @@ class ApiClient:
                 headers={"User-Agent": self._field_manager},
             )
         return self._session
-
-
-def _proxy(host: str) -> str | None:
-    """The proxy that the environment names for this server."""
-    url = urlsplit(host)
-    if not url.hostname or proxy_bypass(url.hostname):
-        return None
-    return getproxies().get(url.scheme)
 
 
 async def _read(answer: aiohttp.ClientResponse, largest: int | None) -> bytes:
