@@ -128,7 +128,8 @@ class Reason(StrEnum):
     DEADLINE_EXCEEDED = (
         "DeadlineExceeded",
         "The job ran for more than activeDeadlineSeconds.",
-        "Create a new job with a higher activeDeadlineSeconds or fewer steps.",
+        "Fix the problem in the message, if it has one, and create a new job, with a higher activeDeadlineSeconds or "
+        "fewer steps.",
     )
     START_DEADLINE_EXCEEDED = (
         "StartDeadlineExceeded",

@@ -6,11 +6,13 @@ A pod of the job wrote the URI in the ledger, and the file at it. Neither is tru
 
 from __future__ import annotations
 
+import os
 from urllib.parse import unquote
 
 from tensafe_kubectl.api import Object
 from tensafe_kubectl.errors import FAILED, INVALID, CommandError
 from tensafe_kubectl.reading import part
+from tensafe_kubectl.terminal import cut
 
 LIMIT_BYTES = 4 << 20
 """A statement has a few kilobytes."""
@@ -46,7 +48,7 @@ def read_stored(uri: str, job: Object | None) -> bytes:
         found = " ".join(str(error).split())[:300]
         raise CommandError(
             f"{uri} cannot be read ({type(error).__name__}: {found}): check the credentials of this machine for the "
-            f"storage, or {_COPY}"
+            f"storage{_other_endpoint(job)}, or {_COPY}"
         ) from error
     if len(content) > LIMIT_BYTES:
         raise CommandError(f"{uri} is not a statement: it has more than {LIMIT_BYTES >> 20} MiB, and is not read")
@@ -78,6 +80,16 @@ def check_uri(uri: str, job: Object | None) -> None:
     folder = str(part(job, "spec.checkpoint.uri") or "")
     if not _is_inside(_with_scheme(uri), _with_scheme(folder)):
         raise _refused(uri, f"it is outside of the job's spec.checkpoint.uri, {folder or 'which is empty'}")
+
+
+def _other_endpoint(job: Object | None) -> str:
+    """What to set where the job has an S3 server of its own. It is not asked without the user's will: the author of the
+    job chose it.
+    """
+    endpoint = part(job, "spec.storage.endpoint")
+    if not endpoint or os.environ.get("AWS_ENDPOINT_URL") == endpoint:
+        return ""
+    return f", set AWS_ENDPOINT_URL if you trust the job's spec.storage.endpoint, {cut(str(endpoint))}"
 
 
 def _with_scheme(uri: str) -> str:

@@ -114,3 +114,16 @@ def test_file_larger_than_any_statement_is_not_read_to_its_end(tmp_path: Path) -
     with pytest.raises(CommandError) as refused:
         read_stored(str(stored), job_with(str(tmp_path)))
     assert str(refused.value) == f"{stored} is not a statement: it has more than 4 MiB, and is not read"
+
+
+def test_s3_server_of_the_job_is_named_where_it_is_not_the_one_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_with(str(tmp_path))
+    job["spec"]["storage"] = {"endpoint": "https://minio.clinic.example"}
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    with pytest.raises(CommandError, match=r"set AWS_ENDPOINT_URL if .*, https://minio\.clinic\.example, or copy"):
+        read_stored(f"{tmp_path}/missing.json", job)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://minio.clinic.example")
+    with pytest.raises(CommandError, match="for the storage, or copy"):
+        read_stored(f"{tmp_path}/missing.json", job)
