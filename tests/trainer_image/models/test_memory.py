@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
 from collections.abc import Callable
@@ -113,6 +114,7 @@ def allocated(job: Job) -> int:
         with record_function(LOADED):  # the clock of the profiler is not that of the process
             return model
 
+    gc.collect()  # else models of earlier tests are freed while this one is measured
     with (
         mock.patch.object(training_setup, "load_lora_model", load),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled,
