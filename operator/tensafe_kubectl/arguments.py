@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import dataclass
+from typing import Literal
 
 from tensafe_kubectl.connection import Options
 from tensafe_kubectl.errors import INVALID, CommandError
 from tensorguard.cli.arguments import Parser
 
-__all__ = ["Parser", "add_cluster_options", "add_job", "add_output", "options_of", "whole_number"]
+__all__ = [
+    "Parser",
+    "Target",
+    "add_cluster_options",
+    "add_job",
+    "add_job_or_ledger",
+    "add_output",
+    "options_of",
+    "whole_number",
+]
 
 
 def add_cluster_options(parser: argparse.ArgumentParser, *, default: object = argparse.SUPPRESS) -> None:
@@ -44,6 +55,18 @@ def add_job(parser: argparse.ArgumentParser, *, optional: str = "") -> None:
     )
 
 
+def add_job_or_ledger(parser: argparse.ArgumentParser, *, optional: str = "") -> None:
+    """Add the name of a job or of a ledger. optional: what the verb does without it."""
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?" if optional else None,
+        type=_target,
+        help="name of the job or of its ledger; tsj/NAME is a job, pledger/NAME a ledger"
+        + (f" (default: {optional})" if optional else ""),
+    )
+
+
 def add_all_namespaces(parser: argparse.ArgumentParser, what: str) -> None:
     """Add -A, for verbs that list `what` without a name."""
     parser.add_argument("-A", "--all-namespaces", action="store_true", help=f"list the {what} of all namespaces")
@@ -70,6 +93,30 @@ def whole_number(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f'"{text}" is not a whole number of at least 1')
     return int(text)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a user names.
+
+    Attributes:
+        kind: a job or a ledger; None: the user has not said which of them.
+    """
+
+    name: str
+    kind: Literal["tsj", "pledger"] | None = None
+
+
+def _target(text: str) -> Target:
+    """A type for argparse: NAME, tsj/NAME or pledger/NAME, or with a long name of the kind as kubectl prints it."""
+    kind, slash, name = text.rpartition("/")
+    if not slash:
+        return Target(_object_name(name))
+    if kind == "pledger" or kind.startswith("privacyledger"):
+        return Target(_object_name(name), "pledger")
+    if kind == "tsj" or kind.startswith("tensafetrainingjob"):
+        return Target(_object_name(name), "tsj")
+    raise argparse.ArgumentTypeError(f'"{text}" is neither a job nor a ledger: write NAME, tsj/NAME or pledger/NAME')
 
 
 def _job_name(text: str) -> str:

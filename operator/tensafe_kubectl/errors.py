@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tensafe_operator.runtime.objects import Resource
@@ -33,11 +34,17 @@ _INSTALL = "helm install tensafe charts/tensafe, or kubectl apply -f crds/"
 
 
 class CommandError(Exception):
-    """The verb cannot do what was asked. `str()` is one line for each fault, with its fix."""
+    """The verb cannot do what was asked. `str()` is a sentence, with its fix. It is printed as one line, because a
+    stranger may have written texts in it, which could imitate other lines.
 
-    def __init__(self, message: str, exit_code: int = FAILED) -> None:
+    Attributes:
+        faults: printed as a line each, in the place of the message, where there are several.
+    """
+
+    def __init__(self, message: str, exit_code: int = FAILED, faults: Iterable[str] = ()) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.faults = tuple(faults) or (message,)
 
 
 class Unreachable(Exception):

@@ -13,7 +13,7 @@ from tensafe_kubectl.api import Api, Object
 from tensafe_kubectl.arguments import (
     add_all_namespaces,
     add_cluster_options,
-    add_job,
+    add_job_or_ledger,
     add_output,
     options_of,
     refuse_name_in_all_namespaces,
@@ -37,9 +37,8 @@ examples:
   kubectl tensafe ledger triage -n clinic
   kubectl tensafe ledger triage -n clinic -o json | jq .epsilonSpent
 
-NAME is that of a job or of a ledger. A note names the ledgers of other jobs that had the name. Every ε is computed here
-from the charged steps. Beside it is the one of the job's status, which the operator wrote; it can be some seconds
-behind while the job trains.
+A note names the ledgers of other jobs that had the name. Every ε is computed here from the charged steps. Beside it is
+the one of the job's status, which the operator wrote; it can be some seconds behind while the job trains.
 
 Exit codes: 0 shown; 1 there is no ledger, the status of an ended job has another ε, or the cluster refuses or does not
 answer; 2 invalid arguments.
@@ -55,7 +54,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "from the charges. A ledger stays when its job is deleted.",
         epilog=_EPILOG,
     )
-    add_job(parser, optional="list the ledgers")
+    add_job_or_ledger(parser, optional="list the ledgers")
     add_all_namespaces(parser, "ledgers")
     add_output(parser)
     add_cluster_options(parser)

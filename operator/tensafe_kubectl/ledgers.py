@@ -7,6 +7,7 @@ mean are named in a note, because each counts only what its own job has spent.
 from __future__ import annotations
 
 from tensafe_kubectl.api import Api, Object
+from tensafe_kubectl.arguments import Target
 from tensafe_kubectl.errors import FORBIDDEN, NOT_FOUND, CommandError, Refused
 from tensafe_kubectl.reading import JOBS, LEDGERS, part, read_job, read_ledger
 from tensafe_kubectl.terminal import print_note
@@ -15,28 +16,30 @@ from tensafe_operator.runtime.objects import Resource
 _SHOWN_NAMES = 8
 
 
-def find_ledger(api: Api, name: str) -> tuple[Object, Object | None]:
-    """The ledger of this name, or that of the job of this name; and its job, None if it was deleted.
-
-    The ledger goes first: its name has a part of the UID of its job, and any user can give that name to a new job.
+def find_ledger(api: Api, target: Target) -> tuple[Object, Object | None]:
+    """The ledger of a job, or the one that the target names; and its job, None if it was deleted.
 
     Raises:
-        CommandError: there is no ledger, or several deleted jobs had this name.
+        CommandError: there is no ledger, or the name may mean several: a job can have the name of another job's ledger.
     """
-    ledger = _find(api, LEDGERS, name)
-    if ledger is None and (job := _find(api, JOBS, name)) is not None:
-        ledger = read_ledger(api, job)
-        others = _others(api, name, ledger)
-        if ledger is None:
-            raise CommandError(
-                f"the job {name} has no ledger: the operator has created none yet, or it was deleted; `kubectl tensafe "
-                f"explain {name} -n {api.namespace}` says more" + (f". {others}" if others else "")
-            )
+    job = None if target.kind == "pledger" else _find(api, JOBS, target.name)
+    ledger = None if target.kind == "tsj" else _find_ledger_of_name(api, target.name, required=job is None)
+    if job is not None:
+        own = read_ledger(api, job)
+        if ledger is not None and (own is None or _uid(ledger) != _uid(own)):
+            raise _ambiguous(target.name, own)
+        ledger = own
+    elif ledger is None:
+        ledger = _of_deleted_job(api, target)
     else:
-        ledger = ledger or _of_deleted_job(api, name)
         found = _find(api, JOBS, str(part(ledger, "spec.jobName")))
         job = found if found and found["metadata"]["uid"] == part(ledger, "spec.jobUID") else None
-        others = _others(api, name, ledger)
+    others = _others(api, target.name, ledger)
+    if ledger is None:
+        raise CommandError(
+            f"the job {target.name} has no ledger: the operator has created none yet, or it was deleted; `kubectl "
+            f"tensafe explain {target.name} -n {api.namespace}` says more" + (f". {others}" if others else "")
+        )
     if others:
         print_note(others)
     return ledger, job
@@ -57,7 +60,30 @@ def _find(api: Api, resource: Resource, name: str) -> Object | None:
         return None
 
 
-def _of_deleted_job(api: Api, name: str) -> Object:
+def _find_ledger_of_name(api: Api, name: str, *, required: bool) -> Object | None:
+    """The ledger of this name. A caller who may read one job and its ledger need not be allowed to look for another."""
+    try:
+        return _find(api, LEDGERS, name)
+    except Refused as refused:
+        if refused.status != FORBIDDEN or required:
+            raise
+        return None
+
+
+def _ambiguous(name: str, own: Object | None) -> CommandError:
+    ledger = f"the ledger {own['metadata']['name']}" if own else "no ledger yet"
+    return CommandError(
+        f"{name} is a job, with {ledger}, and it is also the ledger of another job: write tsj/{name} for the job, or "
+        f"pledger/{name} for the ledger"
+    )
+
+
+def _of_deleted_job(api: Api, target: Target) -> Object:
+    name = target.name
+    if target.kind == "pledger":
+        raise CommandError(
+            f"no ledger {name} in the namespace {api.namespace}: `kubectl tensafe ledger -n {api.namespace}` lists them"
+        )
     found = _ledgers_of(api, {name})
     if not found:
         read_job(api, name)  # raises with similar names

@@ -52,17 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return call_verb(parser, argv)
     except CommandError as error:
-        return _fail(str(error), error.exit_code)
+        return _fail(error.exit_code, *error.faults)
     except Refused as refused:
-        return _fail(describe_refusal(refused), FAILED)
+        return _fail(FAILED, describe_refusal(refused))
     except Unreachable as error:
         return _fail(
+            FAILED,
             f"the API server {error.server} does not answer ({error}): check the network, and the address in the "
             "kubeconfig with `kubectl cluster-info`",
-            FAILED,
         )
     except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
+        return _fail(INTERRUPTED, "interrupted")
 
 
 def command_parser() -> Parser:
@@ -83,10 +83,10 @@ def command_parser() -> Parser:
     return parser
 
 
-def _fail(message: str, exit_code: int) -> int:
+def _fail(exit_code: int, *faults: str) -> int:
     from tensafe_kubectl.terminal import clean
 
-    print("\n".join(clean(line) for line in message.splitlines()), file=sys.stderr)
+    print("\n".join(map(clean, faults)), file=sys.stderr)
     return exit_code
 
 

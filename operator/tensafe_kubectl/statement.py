@@ -12,7 +12,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from tensafe_kubectl.api import Object
-from tensafe_kubectl.arguments import add_cluster_options, add_job, options_of
+from tensafe_kubectl.arguments import add_cluster_options, add_job_or_ledger, options_of
 from tensafe_kubectl.connection import connect
 from tensafe_kubectl.errors import SUCCEEDED, CommandError
 from tensafe_kubectl.ledgers import find_ledger
@@ -51,7 +51,7 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Show the privacy claim of a job's final adapter from its ledger, and where the statement is.",
         epilog=_EPILOG,
     )
-    add_job(parser)
+    add_job_or_ledger(parser)
     parser.add_argument("--read", action="store_true", help="read the whole statement from the storage, and check it")
     parser.add_argument(
         "-o",
@@ -72,11 +72,7 @@ def _statement(arguments: argparse.Namespace) -> int:
     figures = figures_of(ledger)
     final = figures.final
     if final is None:
-        of_job = f"{arguments.name} -n {api.namespace}"
-        raise CommandError(
-            f"{arguments.name} has no final adapter yet, so there is no statement of it: `kubectl tensafe status "
-            f"{of_job}` shows how far it is, and `kubectl tensafe ledger {of_job}` what it has spent"
-        )
+        raise _no_statement(figures, job, api.namespace)
     if arguments.read:
         return _print_whole(ledger, figures, final, job, arguments.output)
     claim = _claim(figures, final)
@@ -85,6 +81,15 @@ def _statement(arguments: argparse.Namespace) -> int:
         return SUCCEEDED
     _show(figures, final)
     return SUCCEEDED
+
+
+def _no_statement(figures: Figures, job: Object | None, namespace: str) -> CommandError:
+    name, where = figures.spec.job_name, f"-n {namespace}"
+    progress = f"`kubectl tensafe status {name} {where}` shows how far it is" if job else "the job was deleted"
+    return CommandError(
+        f"{name} has no final adapter{' yet' if job else ''}, so there is no statement of it: {progress}, and `kubectl "
+        f"tensafe ledger pledger/{figures.name} {where}` what it has spent"
+    )
 
 
 def _claim(figures: Figures, final: PublishedCheckpointRecord) -> dict[str, Any]:
@@ -151,8 +156,8 @@ def _print_whole(
     content = read_stored(_uri(final), job)
     if digest(content) != final.statement_digest:
         raise CommandError(
-            f"{_uri(final)} is not the statement of the ledger: its digest is {digest(content)}, and the ledger holds "
-            f"{final.statement_digest}. It was changed after it was published: do not use it"
+            f"{cut(_uri(final))} is not the statement of the ledger: its digest is {digest(content)}, and the ledger "
+            f"holds {final.statement_digest}. It was changed after it was published: do not use it"
         )
     document, page = check_statement(content, _uri(final))
     _compare_with_ledger(document, ledger, figures, final)
@@ -221,20 +226,22 @@ def _compare_with_ledger(
         history = LedgerHistory([decode(ledger)], figures.name)
         check_against_ledger(history, document, final.digest, final.statement_digest, final.signer)
     except (LedgerError, NotVerified) as error:
-        raise CommandError(f"{uri} is not the statement of this ledger: {cut(str(error))}. Do not use it") from error
+        raise CommandError(
+            f"{cut(uri)} is not the statement of this ledger: {cut(str(error))}. Do not use it"
+        ) from error
     for field, kept in {
         "stepsCharged": figures.charged,
         "stepsRecharged": status.steps_recharged if status else 0,
     }.items():
         if stated[field] != kept:
             raise CommandError(
-                f"{uri} is not the statement of this ledger: spent.{field} is {stated[field]}, and the ledger has "
+                f"{cut(uri)} is not the statement of this ledger: spent.{field} is {stated[field]}, and the ledger has "
                 f"{kept}. Do not use it"
             )
 
 
 def _unusable(uri: str, why: str) -> CommandError:
     return CommandError(
-        f"{uri} is not a statement that this release can check: {cut(' '.join(why.split())).rstrip('.')}. Do not rely "
-        "on it, and ask who published the adapter"
+        f"{cut(uri)} is not a statement that this release can check: {cut(' '.join(why.split())).rstrip('.')}. Do not "
+        "rely on it, and ask who published the adapter"
     )

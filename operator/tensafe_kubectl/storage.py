@@ -42,16 +42,16 @@ def read_stored(uri: str, job: Object | None) -> bytes:
             content: bytes = file.read(LIMIT_BYTES + 1)
     except ImportError as error:
         raise CommandError(
-            f"{uri} needs a package for its storage: pipx inject tensafe s3fs (or gcsfs)", INVALID
+            f"{cut(uri)} needs a package for its storage: pipx inject tensafe s3fs (or gcsfs)", INVALID
         ) from error
     except Exception as error:  # each storage has errors of its own
         found = " ".join(str(error).split())[:300]
         raise CommandError(
-            f"{uri} cannot be read ({type(error).__name__}: {found}): check the credentials of this machine for the "
-            f"storage{_other_endpoint(job)}, or {_COPY}"
+            f"{cut(uri)} cannot be read ({type(error).__name__}: {found}): check the credentials of this machine for "
+            f"the storage{_other_endpoint(job)}, or {_COPY}"
         ) from error
     if len(content) > LIMIT_BYTES:
-        raise CommandError(f"{uri} is not a statement: it has more than {LIMIT_BYTES >> 20} MiB, and is not read")
+        raise CommandError(f"{cut(uri)} is not a statement: it has more than {LIMIT_BYTES >> 20} MiB, and is not read")
     return content
 
 
@@ -62,7 +62,9 @@ def check_uri(uri: str, job: Object | None) -> None:
         CommandError: names the URI, why it is refused, and what to do instead.
     """
     if uri.startswith("pvc://"):
-        raise CommandError(f"{uri} is on a PVC, which only pods can read: read it in a pod that mounts the PVC", FAILED)
+        raise CommandError(
+            f"{cut(uri)} is on a PVC, which only pods can read: read it in a pod that mounts the PVC", FAILED
+        )
     if "::" in uri:
         raise _refused(uri, "it is a chain of file systems (::), which could run code or read another place")
     scheme, separator, path = _with_scheme(uri).partition("://")
@@ -104,5 +106,5 @@ def _is_inside(uri: str, folder: str) -> bool:
 
 def _refused(uri: str, why: str) -> CommandError:
     return CommandError(
-        f"{uri} in the ledger is not read: {why}. If you trust it, {_COPY}; else report it to an administrator"
+        f"{cut(uri)} in the ledger is not read: {why}. If you trust it, {_COPY}; else report it to an administrator"
     )

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 
 from tensafe_kubectl.api import Api, Object
 from tensafe_kubectl.errors import GONE, NOT_FOUND, TOO_MANY, CommandError, Refused, Unreachable
-from tensafe_kubectl.reading import JOBS
-from tensafe_operator.names import ledger_name
+from tensafe_kubectl.reading import JOBS, part
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 10.0
 
@@ -46,39 +45,41 @@ def _changes(api: Api, job: Object) -> Iterator[Object]:
     """The changes of the job after `job`, until the watch ends. If the version of `job` is too old, the job is read
     again and is the only change.
     """
-    metadata = job["metadata"]
-    namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
+    metadata, last = job["metadata"], job
     try:
-        for event, found in api.watch(JOBS, namespace, name, metadata["resourceVersion"]):
+        for event, found in api.watch(JOBS, metadata["namespace"], metadata["name"], metadata["resourceVersion"]):
             if event == "BOOKMARK":
                 continue
-            if event == "DELETED" or found["metadata"]["uid"] != uid:
-                raise _deleted(namespace, name, uid)
+            if found["metadata"]["uid"] != metadata["uid"]:
+                raise _deleted(last)
+            last = found
+            if event == "DELETED":
+                raise _deleted(last)
             yield found
     except Refused as refused:
         if refused.status == GONE:
-            yield _read_again(api, namespace, name, uid)
+            yield _read_again(api, last)
         elif refused.status == TOO_MANY or refused.status >= 500:
             raise Unreachable(f"HTTP {refused.status}: {refused}", api.server) from refused
         else:
             raise
 
 
-def _read_again(api: Api, namespace: str, name: str, uid: str) -> Object:
+def _read_again(api: Api, last: Object) -> Object:
     try:
-        job = api.get(JOBS, namespace, name)
+        job = api.get(JOBS, last["metadata"]["namespace"], last["metadata"]["name"])
     except Refused as refused:
         if refused.status == NOT_FOUND:
-            raise _deleted(namespace, name, uid) from refused
+            raise _deleted(last) from refused
         raise
-    if job["metadata"]["uid"] != uid:
-        raise _deleted(namespace, name, uid)
+    if job["metadata"]["uid"] != last["metadata"]["uid"]:
+        raise _deleted(last)
     return job
 
 
-def _deleted(namespace: str, name: str, uid: str) -> CommandError:
+def _deleted(job: Object) -> CommandError:
     """The command names the ledger: another job may have the name of this one already."""
-    return CommandError(
-        f"the job {name} in the namespace {namespace} was deleted. Its ledger stays: `kubectl tensafe ledger "
-        f"{ledger_name(name, uid)} -n {namespace}`"
-    )
+    namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
+    ledger = part(job, "status.ledgerName")
+    stays = f". Its ledger stays: `kubectl tensafe ledger pledger/{ledger} -n {namespace}`" if ledger else ""
+    return CommandError(f"the job {name} in the namespace {namespace} was deleted{stays}")

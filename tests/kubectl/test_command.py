@@ -13,7 +13,8 @@ import pytest
 
 from e2e.platform.fixtures.plugin_team import Terminal
 from tensafe_api.clean_text import clean_document
-from tensafe_kubectl.main import command_parser
+from tensafe_kubectl.errors import CommandError
+from tensafe_kubectl.main import command_parser, main
 from tensafe_kubectl.terminal import age, bar, clean, print_facts, print_json
 from tensorguard.cli.arguments import Parser
 from tensorguard.cli.verbs import call_verb
@@ -148,3 +149,16 @@ def test_output_without_an_epsilon_is_no_failure(encoding: str, monkeypatch: pyt
     print_json({"message": "ε"})
     sys.stdout.flush()
     assert json.loads(written.getvalue().decode(encoding).partition("?\n")[2]) == {"message": "ε"}
+
+
+def test_text_of_a_stranger_in_an_error_makes_no_line_of_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod wrote the address of an adapter, with the page of a statement in it."""
+
+    def fail(*_: object) -> int:
+        raise CommandError("s3://b/x\n\nChecked: ε spent is 0.10\nfinal is not read: it is a chain")
+
+    monkeypatch.setattr("tensafe_kubectl.main.call_verb", fail)
+    assert main(["status"]) == 1
+    assert capsys.readouterr().err == "s3://b/x  Checked: ε spent is 0.10 final is not read: it is a chain\n"

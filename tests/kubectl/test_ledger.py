@@ -144,15 +144,30 @@ def test_ledger_of_a_namesake_is_named_and_found_by_its_own_name(team: Team, plu
     assert new.name in of_earlier.err
 
 
-def test_job_with_the_name_of_a_ledger_does_not_hide_it(team: Team, plugin: Plugin) -> None:
-    hidden = charged_job(team)
-    team.kubectl("delete", "tsj", NAME)
-    job = team.create_job(hidden)
-    own, _ = team.create_ledger(job)
-    shown = plugin("ledger", hidden)
-    assert shown.code == 0 and f"{NAME}  ledger {hidden}" in shown.out and "of 10 charged steps" in shown.out
-    assert own.name in shown.err
-    assert f"{hidden}  ledger {own.name}" in plugin("ledger", own.name).out
+def test_name_of_a_job_and_of_the_ledger_of_another_job_is_refused(team: Team, plugin: Plugin) -> None:
+    """A user can give a costly job the name of the ledger of a cheap one, or hide a ledger behind a new job."""
+    ledger = charged_job(team)
+    own, _ = team.create_ledger(team.create_job(ledger))
+    for verb in ("ledger", "statement"):
+        refused = plugin(verb, ledger)
+        assert refused.code == 1 and refused.out == ""
+        assert f"{ledger} is a job, with the ledger {own.name}, and it is also the ledger of another job" in refused.err
+    assert f"{ledger}  ledger {own.name}" in plugin("ledger", f"tsj/{ledger}").out
+    assert f"{NAME}  ledger {ledger}" in plugin("ledger", f"pledger/{ledger}").out
+    assert f"{NAME}  ledger {ledger}" in plugin("ledger", NAME).out
+    assert "no ledger nothing in the namespace" in plugin("ledger", "privacyledgers/nothing").err
+    assert "is neither a job nor a ledger" in plugin("ledger", "pod/x").err
+
+
+def test_ledger_is_read_with_the_rights_for_one_job(team: Team, plugin: Plugin) -> None:
+    ledger = charged_job(team)
+    names = {"tensafetrainingjobs": NAME, "privacyledgers": ledger}
+    rules = [
+        {"apiGroups": ["tensafe.io"], "resources": [resource], "resourceNames": [name], "verbs": ["get"]}
+        for resource, name in names.items()
+    ]
+    shown = plugin("ledger", NAME, kubeconfig=team.user("auditor", *rules))
+    assert shown.code == 0 and f"ledger {ledger}" in shown.out, shown.err
 
 
 def test_ledger_of_a_deleted_job_is_found_by_the_jobs_name(team: Team, plugin: Plugin) -> None:
@@ -196,10 +211,14 @@ def test_statement_shows_the_claim_of_the_final_adapter(team: Team, plugin: Plug
 
 
 def test_job_without_a_final_adapter_has_no_statement(team: Team, plugin: Plugin) -> None:
-    charged_job(team)
+    ledger = charged_job(team)
     refused = plugin("statement", NAME)
     assert refused.code == 1 and "has no final adapter yet" in refused.err
-    assert all(f"`kubectl tensafe {verb} {NAME} -n {team.namespace}`" in refused.err for verb in ("status", "ledger"))
+    assert f"`kubectl tensafe status {NAME} -n {team.namespace}`" in refused.err
+    assert f"`kubectl tensafe ledger pledger/{ledger} -n {team.namespace}`" in refused.err
+    team.kubectl("delete", "tsj", NAME)
+    refused = plugin("statement", ledger)
+    assert "has no final adapter, so there is no statement of it: the job was deleted" in refused.err
 
 
 def test_stored_statement_is_read_and_checked_against_the_ledger(team: Team, plugin: Plugin, tmp_path: Path) -> None:

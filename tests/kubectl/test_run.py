@@ -137,13 +137,22 @@ def test_failed_attempt_is_reported_while_the_job_continues(team: Team, start: S
 
 
 def test_deleted_job_ends_the_command_with_an_error(team: Team, start: Start) -> None:
-    uid = team.create_job(status=running(1))["metadata"]["uid"]
+    team.create_job(status={**running(1), "ledgerName": "a-ledger"})
     follower = start("status", NAME, "--watch")
     follower.wait_for("1 of 20 steps")
     team.kubectl("delete", "tsj", NAME)
     code, printed = follower.end()
     assert code == 1 and f"the job {NAME} in the namespace {team.namespace} was deleted" in printed
-    assert f"kubectl tensafe ledger {NAME}-{uid[:8]} -n {team.namespace}" in printed
+    assert f"Its ledger stays: `kubectl tensafe ledger pledger/a-ledger -n {team.namespace}`" in printed
+
+
+def test_job_deleted_before_it_had_a_ledger_has_left_none(team: Team, start: Start) -> None:
+    team.create_job()
+    follower = start("status", NAME, "--watch")
+    follower.wait_for("No operator has processed the job yet")
+    team.kubectl("delete", "tsj", NAME)
+    code, printed = follower.end()
+    assert code == 1 and "was deleted" in printed and "ledger stays" not in printed
 
 
 def test_wrong_manifest_is_refused_before_anything_is_sent(team: Team, plugin: Plugin, manifest: Path) -> None:
