@@ -39,6 +39,9 @@ SAMPLER_SHARE_OF_DELTA = 1e-6
 trainer refuses to run if dimension × steps × workers × distance × (1 + e^ε) is above this share. A job's ε is computed
 at δ minus this share."""
 
+LARGEST_PAID_EPSILON = 30.0
+"""Above this ε, the factor e^ε makes any distance of the noise samplers cost more than their share of δ."""
+
 MIN_PLD_DELTA = 1e-8
 """The smallest δ for PLD. dp-accounting composes by FFT and does not add its rounding to δ."""
 
@@ -234,6 +237,20 @@ def steps_within(
 def job_delta(target_delta: str) -> float:
     """The δ at which a job's ε is computed: the target minus the share that pays for the noise samplers."""
     return float(target_delta) * (1.0 - SAMPLER_SHARE_OF_DELTA)
+
+
+def log_cost_of_samplers(distance: float, epsilon: float) -> float:
+    """The logarithm of what the noise samplers add to δ: (1 + e^ε) × `distance`, which is their total variation
+    distance from the discrete Gaussian over all draws.
+    """
+    if distance <= 0:
+        return -math.inf
+    return math.log(distance) + epsilon + math.log1p(math.exp(-epsilon))
+
+
+def log_share_of_samplers(target_delta: str) -> float:
+    """The logarithm of the share of δ that pays for the noise samplers."""
+    return math.log(float(target_delta) * SAMPLER_SHARE_OF_DELTA)
 
 
 def job_epsilon(mechanism: Mechanism, steps: int, target_delta: str, accountant: AccountantName) -> float:

@@ -38,6 +38,8 @@ ADJACENCY_DEFINITIONS = {
     "ZeroOut": "neighbouring data sets differ by one unit, in whose place one of them has nothing; the number of units "
     "is the same and public",
 }
+SHARE_OF_SIGMA, SHARE_OF_DELTA = f"{accounting.SIGMA_SHARE:g}", f"{accounting.SAMPLER_SHARE_OF_DELTA:g}"
+"""The shares of σ and δ that pay for discrete noise and its samplers, as a statement writes them."""
 RELEASED = "the noised sum of every step, and therefore every checkpoint, the status and the public evaluations"
 _RUN = (
     "Poisson sampling of units, per-unit clipping, stochastic rounding with an integer norm check, "
@@ -215,8 +217,8 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
             "accountant": accountant,
             "library": f"dp-accounting {importlib.metadata.version('dp-accounting')}",
             **({"lossInterval": repr(accounting.pld_interval(inputs.events))} if accountant == "PLD" else {}),
-            "shareOfSigmaForDiscreteNoise": f"{accounting.SIGMA_SHARE:g}",
-            "shareOfDeltaForNoiseSampler": f"{accounting.SAMPLER_SHARE_OF_DELTA:g}",
+            "shareOfSigmaForDiscreteNoise": SHARE_OF_SIGMA,
+            "shareOfDeltaForNoiseSampler": SHARE_OF_DELTA,
             "unitAtLeast": inputs.unit_at_least,
         },
         "hashes": {

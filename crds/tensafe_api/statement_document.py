@@ -170,8 +170,15 @@ def check_counts(document: StatementDocument) -> None:
     Raises:
         StatementError: names the field.
     """
-    step, charged = document.job.step, document.spent.steps_charged
+    step, spent = document.job.step, document.spent
+    charged, once = spent.steps_charged, spent.steps_charged - spent.steps_recharged
     if step > charged:
         raise StatementError(f"job.step: the adapter has {step} steps, and only {charged} are charged")
+    if step > once:
+        raise StatementError(f"job.step: the adapter has {step} steps, and only {once} are charged a first time")
+    if once > spent.steps_planned:
+        raise StatementError(
+            f"spent.stepsPlanned: it is {spent.steps_planned}, and {once} steps are charged a first time"
+        )
     if document.started_from is not None and not document.mechanism.earlier_steps:
         raise StatementError("startedFrom: the job started from an adapter whose training is in no privacy event")

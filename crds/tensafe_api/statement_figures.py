@@ -14,11 +14,16 @@ from tensafe_api.privacy_events import charged_events
 from tensafe_api.statement import (
     ADJACENCY_DEFINITIONS,
     RELEASED,
+    SHARE_OF_DELTA,
+    SHARE_OF_SIGMA,
     UNIT_DEFINITIONS,
     covered_text,
     recompute_epsilon,
 )
 from tensafe_api.statement_document import StatementDocument, StatementError, check_counts
+
+_ROUNDING = 0.01
+"""The statement rounds ε and the distance, which a job compares before it does."""
 
 
 def check_figures(raw: Mapping[str, Any], document: StatementDocument) -> None:
@@ -51,6 +56,7 @@ def check_figures(raw: Mapping[str, Any], document: StatementDocument) -> None:
         _compare("againstOutsider.steps", outsider.steps, steps)
         against = accounting.outsider_epsilon(mechanism, steps, delta, accountant)
         _compare("againstOutsider.epsilon", outsider.epsilon, accounting.format_epsilon(against))
+        _check_samplers(document)
     except StatementError:
         raise
     except (ArithmeticError, ValueError) as error:
@@ -61,6 +67,21 @@ def check_figures(raw: Mapping[str, Any], document: StatementDocument) -> None:
     _compare("claim.adjacencyDefinition", claim.adjacency_definition, ADJACENCY_DEFINITIONS[mechanism.adjacency])
     _compare("claim.covers", claim.covers, covered_text(mechanism, steps))
     _compare("claim.released", claim.released, RELEASED)
+
+
+def _check_samplers(document: StatementDocument) -> None:
+    """Check that the share of δ for the noise samplers pays for their distance in the draws of this job."""
+    mechanism, claim, epsilon = document.mechanism, document.claim, float(document.claim.epsilon)
+    shares = document.accounting
+    _compare("accounting.shareOfSigmaForDiscreteNoise", shares.share_of_sigma_for_discrete_noise, SHARE_OF_SIGMA)
+    _compare("accounting.shareOfDeltaForNoiseSampler", shares.share_of_delta_for_noise_sampler, SHARE_OF_DELTA)
+    draws = mechanism.dimension * mechanism.workers * max(claim.steps, document.spent.steps_charged)
+    cost = accounting.log_cost_of_samplers(draws * float(mechanism.noise_distance_per_draw), epsilon)
+    if epsilon <= accounting.LARGEST_PAID_EPSILON and cost > accounting.log_share_of_samplers(claim.delta) + _ROUNDING:
+        raise StatementError(
+            f"mechanism.noiseDistancePerDraw is {mechanism.noise_distance_per_draw}, and δ does not pay for {draws} "
+            "such draws of noise"
+        )
 
 
 def _compare(part: str, found: object, computed: object) -> None:

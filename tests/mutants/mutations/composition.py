@@ -69,8 +69,8 @@ COMPOSITION: tuple[Mutation, ...] = (
         (
             Edit(
                 TRAINER + "training/setup.py",
-                "math.log(draws * noise.total_variation + earlier_distance)",
-                "math.log(draws * noise.total_variation)",
+                "draws * noise.total_variation + earlier_distance,",
+                "draws * noise.total_variation,",
             ),
         ),
         (TRAINING_TESTS + "test_noise_sampler_check.py::test_share_of_delta_pays_for_the_draws_of_earlier_trainings",),

@@ -61,6 +61,22 @@ SIGNING: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        "a claim of fewer planned steps than ran is verified",
+        (Edit(API + "statement_document.py", "    if once > spent.steps_planned:\n", "    if once < 0:\n"),),
+        (
+            "tests/trainer_image/statements/test_report.py"
+            "::test_figure_that_does_not_follow_from_the_mechanism_is_refused",
+        ),
+    ),
+    Mutation(
+        "a claim whose noise samplers cost more than their share of δ is verified",
+        (Edit(API + "statement_figures.py", "        _check_samplers(document)\n", ""),),
+        (
+            "tests/trainer_image/statements/test_report.py"
+            "::test_figure_that_does_not_follow_from_the_mechanism_is_refused",
+        ),
+    ),
+    Mutation(
         "a claim that leaves out the training before it is verified",
         (
             Edit(

@@ -96,8 +96,8 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "user": build,
     "example": lambda: build(mechanism={"unit": "Example"}, unit_column=None),
     "zero-out": lambda: build(mechanism={"adjacency": "ZeroOut"}),
-    "not started": lambda: build(charged=0),
-    "all charged": lambda: build(charged=160),
+    "not started": lambda: build(charged=0, steps_recharged=0),
+    "all charged": lambda: build(charged=160, steps_recharged=10),
     "fullest": fullest,
 }
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from peft import PeftModel
 from torch import nn
@@ -51,7 +50,6 @@ from tensorguard.training.private_metrics import PrivateMetrics
 from tensorguard.training.schedule import learning_rate_schedule
 from tensorguard.training.unit_gradients import ShardGradients
 
-MAX_CHECKED_EPSILON = 30.0
 """A job whose noise sampler is not precise enough for its δ is refused up to this ε; above it, such an ε gives no
 protection that a refusal could keep."""
 
@@ -383,10 +381,10 @@ def _check_noise_sampler(
     """
     draws = dimension * plan.max_steps * plan.mechanism.workers
     epsilon = min(plan.target_epsilon, plan.epsilon(plan.max_steps))
-    cost = math.log(draws * noise.total_variation + earlier_distance) + float(np.logaddexp(0.0, epsilon))
-    if cost <= math.log(float(plan.delta) * accounting.SAMPLER_SHARE_OF_DELTA):
+    cost = accounting.log_cost_of_samplers(draws * noise.total_variation + earlier_distance, epsilon)
+    if cost <= accounting.log_share_of_samplers(plan.delta):
         return ()
-    if epsilon <= MAX_CHECKED_EPSILON:
+    if epsilon <= accounting.LARGEST_PAID_EPSILON:
         raise AttemptFailed(
             Reason.INVALID_MANIFEST,
             f"spec.privacy.targetDelta: {plan.delta} is too small for {draws} draws of noise with a distance of "
