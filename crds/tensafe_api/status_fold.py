@@ -34,7 +34,7 @@ from tensafe_api.resources.status import (
 from tensafe_api.statement import STATEMENT_FILE
 from tensafe_api.timestamps import format_time
 
-_MIN_SPEED = 1e-3
+MIN_SPEED = 1e-3
 """Steps per second. A lower speed is not shown: four digits of it would say little."""
 
 
@@ -184,7 +184,7 @@ def privacy_without_charges(claim: Claim) -> PrivacyStatus:
 
 def progress_at(step: int, total_steps: int, time: float, steps_per_second: float | None = None) -> Progress:
     """The progress after `step` of `total_steps` steps, at `time` (seconds since the epoch)."""
-    shown = steps_per_second is not None and steps_per_second >= _MIN_SPEED
+    shown = steps_per_second is not None and steps_per_second >= MIN_SPEED
     return Progress(
         step=step,
         total_steps=total_steps,

@@ -5,11 +5,13 @@ Statuses are read as plain mappings: a newer operator may write fields and reaso
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tensafe_api.fixes import split_fix
 from tensafe_api.reasons import ConditionType, Phase, Reason
+from tensafe_api.status_fold import MIN_SPEED
 from tensafe_api.tasks import METRICS
 from tensafe_api.timestamps import parse_time
 from tensafe_kubectl.api import Object
@@ -159,11 +161,17 @@ def progress_text(job: Object) -> tuple[str, str]:
     if not total:
         return "", ""
     remarks = []
-    if phase_of(job) == Phase.RUNNING and (speed := progress.get("stepsPerSecond")):
-        remarks.append(f"{speed} steps/s")
-        if done < total and float(speed) > 0:
-            remarks.append(f"{duration_text((total - done) / float(speed))} left")
+    if phase_of(job) == Phase.RUNNING and (speed := _speed(progress)):
+        remarks.append(f"{progress['stepsPerSecond']} steps/s")
+        if done < total:
+            remarks.append(f"{duration_text((total - done) / speed)} left")
     return f"{done:,} of {total:,} steps ({100 * done // total} %)", ", ".join(remarks)
+
+
+def _speed(progress: Mapping[str, Any]) -> float | None:
+    """Steps per second; None if unknown. A pod of the job writes it, so it may be near 0 or infinite."""
+    speed = float(progress.get("stepsPerSecond") or 0)
+    return speed if MIN_SPEED <= speed < math.inf else None
 
 
 def _row(job: Object, now: float) -> tuple[str, ...]:
