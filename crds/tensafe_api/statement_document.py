@@ -7,10 +7,11 @@ anywhere. Fields that a reader does not know are kept and ignored, so that a lat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
 
 from tensafe_api.accounting import AccountantName
 from tensafe_api.privacy_events import MAX_EARLIER_TRAININGS, Adjacency, Mechanism, PrivacyEvent
@@ -29,6 +30,10 @@ DecimalText = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)
 Delta = Annotated[DecimalText, AfterValidator(_below_one)]
 """A probability above 0 and below 1. Any ε holds with δ = 1."""
 Count = Annotated[int, Field(strict=True, ge=0)]
+
+
+def _without_null(schema: dict[str, Any]) -> None:
+    schema["anyOf"] = [choice for choice in schema["anyOf"] if choice != {"type": "null"}]
 
 
 class StatementError(ValueError):
@@ -117,6 +122,26 @@ class HashesPart(_Part):
     ray: str
     image: str
 
+    @model_validator(mode="after")
+    def _audit_log_is_whole(self) -> Self:
+        if (self.audit_log_head is None) != (self.audit_log_length is None):
+            raise PydanticCustomError("audit_log", "auditLogHead and auditLogLength belong together: one is missing")
+        return self
+
+
+class StartedFromPart(_Part):
+    """The adapter that the training started from, and the claim of its statement."""
+
+    uri: str = Field(description="Where the adapter was read.")
+    adapter: str = Field(description="Digest of its `adapter_model.safetensors`.")
+    statement: str = Field(description="Digest of its `statement.json`.")
+    epsilon: Epsilon = Field(description="ε that its statement claims, in nats.")
+    delta: Delta = Field(description="δ of that claim, a probability above 0 and below 1.")
+    noise_distance: DecimalText = Field(
+        description="Total variation distance between all noise of its training, with the trainings before it, and "
+        "discrete Gaussians."
+    )
+
 
 class StatementDocument(_Part):
     """The content of `statement.json`."""
@@ -135,7 +160,11 @@ class StatementDocument(_Part):
     accounting: AccountingPart
     hashes: HashesPart
     model: dict[str, str] | Literal["not known"] = Field(description="The base model: name and digest of its weights.")
-    started_from: dict[str, str] | None = Field(None, description="The adapter that the training started from.")
+    started_from: StartedFromPart | None = Field(
+        default_factory=lambda: None,
+        json_schema_extra=_without_null,
+        description="The adapter that the training started from. Absent for new factors; null is refused.",
+    )
     lineage: str
     evaluation: str
     private_metrics: str
@@ -143,6 +172,13 @@ class StatementDocument(_Part):
     assumed: list[str] = Field(description="What the claim assumes, in sentences.")
     not_covered: list[str] = Field(description="What the claim does not cover, in sentences.")
     remarks: list[str]
+
+    @field_validator("started_from", mode="before")
+    @classmethod
+    def _names_an_adapter(cls, value: Any) -> Any:
+        if value is None:
+            raise PydanticCustomError("null", "it is null and names no adapter: statements of new factors leave it out")
+        return value
 
 
 def parse_statement(document: Any) -> StatementDocument:

@@ -85,6 +85,50 @@ def test_malformed_field_is_named(path: str, value: Any, statement: dict[str, An
         parse_statement(changed)
 
 
+STARTED_FROM = {
+    "uri": "s3://clinic/first/final",
+    "adapter": "sha256:1",
+    "statement": "sha256:2",
+    "epsilon": "4.5",
+    "delta": "0.00001",
+    "noiseDistance": "1.5e-21",
+}
+
+
+def test_adapter_that_the_training_started_from_is_read_without_loss(statement: dict[str, Any]) -> None:
+    statement["startedFrom"] = STARTED_FROM
+    document = parse_statement(statement)
+    assert document.started_from is not None and document.started_from.noise_distance == "1.5e-21"
+    assert document.model_dump(by_alias=True, mode="json", exclude_unset=True) == statement
+    validator = Draft202012Validator(StatementDocument.model_json_schema(by_alias=True))
+    validator.validate(statement)
+    for value in (None, {}):
+        assert not validator.is_valid({**statement, "startedFrom": value})
+
+
+@pytest.mark.parametrize("name", STARTED_FROM)
+def test_adapter_that_the_training_started_from_is_described_in_full(name: str, statement: dict[str, Any]) -> None:
+    for without in ({}, {name: None}, {name: ["text"]}):
+        statement["startedFrom"] = {**{each: STARTED_FROM[each] for each in STARTED_FROM if each != name}, **without}
+        with pytest.raises(StatementError, match=rf"^startedFrom\.{name}: "):
+            parse_statement(statement)
+
+
+def test_started_from_null_is_refused(statement: dict[str, Any]) -> None:
+    statement["startedFrom"] = None
+    with pytest.raises(StatementError, match=r"^startedFrom: it is null"):
+        parse_statement(statement)
+
+
+@pytest.mark.parametrize("name", ["auditLogHead", "auditLogLength"])
+def test_head_and_length_of_an_audit_log_belong_together(name: str, statement: dict[str, Any]) -> None:
+    statement["hashes"] |= {"auditLogHead": "sha256:0", "auditLogLength": 3}
+    parse_statement(statement)
+    del statement["hashes"][name]
+    with pytest.raises(StatementError, match=r"^hashes: auditLogHead and auditLogLength belong together"):
+        parse_statement(statement)
+
+
 @pytest.mark.parametrize("document", [[], "text", None, {}, {"schema": "tensafe.io/statement/v9"}])
 def test_what_is_not_a_statement_of_this_release_is_refused(document: Any) -> None:
     with pytest.raises(StatementError, match=r"not a JSON object|it has the schema (None|tensafe.io/statement/v9)"):

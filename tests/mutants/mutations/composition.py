@@ -108,4 +108,15 @@ COMPOSITION: tuple[Mutation, ...] = (
         ),
         (_INITIAL + "::test_adapter_of_an_unfinished_job_counts_with_all_steps_that_it_claims",),
     ),
+    Mutation(
+        "the noise of trainings before the earlier one counts as exact where its statement leaves out the distance",
+        (
+            Edit(
+                TRAINER + "training/initial_adapter.py",
+                "    noise_distance: float = Field(ge=0)\n",
+                "    noise_distance: float = Field(0.0, ge=0)\n",
+            ),
+        ),
+        (_INITIAL + "::test_adapter_that_does_not_fit_is_refused_before_the_ledger_is_acquired",),
+    ),
 )

@@ -189,6 +189,10 @@ def rewrite(folder: Path, change: Any) -> None:
                 "startedFrom.noiseDistance": lambda statement: statement.update(startedFrom={"noiseDistance": "-1"}),
             }.items()
         ),
+        (
+            partial(rewrite, change=lambda statement: statement.update(startedFrom={})),
+            "cannot be used, because of its startedFrom.noiseDistance",
+        ),
         (lambda folder: shutil.rmtree(folder), "is not a checkpoint of a TenSafe job, it has no manifest.json"),
     ],
 )

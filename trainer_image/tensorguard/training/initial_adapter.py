@@ -91,7 +91,7 @@ class _Hashes(_Part):
 
 
 class _StartedFrom(_Part):
-    noise_distance: float = Field(0.0, ge=0)
+    noise_distance: float = Field(ge=0)
 
 
 class _Statement(_Part):
@@ -100,7 +100,7 @@ class _Statement(_Part):
     mechanism: _Noise
     model: _Model
     hashes: _Hashes
-    started_from: _StartedFrom = _StartedFrom()
+    started_from: _StartedFrom = _StartedFrom(noiseDistance=0)
 
     def spent(self) -> list[EarlierSteps]:
         """The privacy events. The last one is that of the statement's job, with the steps that its claim covers."""
