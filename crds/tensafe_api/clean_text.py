@@ -23,6 +23,11 @@ def clean(text: object) -> str:
     return _CONTROL.sub("�", _DROPPED.sub("", _LINE_END.sub(" ", str(text))))
 
 
+def clean_lines(text: object) -> str:
+    """Text of several lines, each of them cleaned. Only line feeds end a line."""
+    return "\n".join(map(clean, str(text).split("\n")))
+
+
 def clean_document(value: Any) -> Any:
     """A value that was read from JSON, with each text in it cleaned, such that no text makes a line of its own."""
     if isinstance(value, dict):

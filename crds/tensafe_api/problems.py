@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
+from tensafe_api.clean_text import clean
 from tensafe_api.resources.base import DUPLICATE_ERROR, RULE_ERROR, Block, block_of, fields_of
 from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensafe_api.resources.string_form import STRING_ERROR
@@ -35,14 +36,14 @@ _UNKNOWN = "extra_forbidden"
 @dataclass(frozen=True)
 class Problem:
     """One problem: the path of the field, such as `spec.privacy.targetDelta` (empty: no single field), and a sentence
-    with the fix.
+    with the fix. `str()` is one line without control characters, which a terminal would obey.
     """
 
     path: str
     message: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}" if self.path else self.message
+        return clean(f"{self.path}: {self.message}" if self.path else self.message)
 
     @property
     def is_unknown_field(self) -> bool:

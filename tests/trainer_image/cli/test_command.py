@@ -37,6 +37,18 @@ def test_validate_reports_all_faults_at_once(write_manifest: Write, capsys: pyte
         assert field in errors
 
 
+def test_faults_of_a_manifest_have_no_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.yaml"
+    for name in ("foo\\e[31m\\e]0;title\\a", "foo\\nvalid: ε 0.1", "foo\\u2028valid: ε 0.1"):
+        path.write_text(
+            f'apiVersion: tensafe.io/v1alpha1\nkind: TenSafeTrainingJob\nmetadata: {{name: a}}\nspec: {{"{name}": 1}}\n'
+        )
+        assert call("validate", str(path)) == 2
+        errors = capsys.readouterr().err
+        assert "spec.foo" in errors and errors.replace("\n", "").isprintable()
+        assert not any(line.startswith("valid") for line in errors.splitlines())
+
+
 def test_validate_warns_of_missing_resources_and_of_a_weak_epsilon(
     write_manifest: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:

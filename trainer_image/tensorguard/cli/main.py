@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from tensafe_api.clean_text import clean_lines
 from tensorguard.cli import account, audit, decrypt, export, keygen, ledger, plan, run, statement, validate, verify
 from tensorguard.cli.arguments import Parser, ShowVersion
 from tensorguard.cli.exit_codes import INTERRUPTED, CommandError
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return call_verb(command_parser(), argv)
     except CommandError as error:
-        print(error, file=sys.stderr)
+        print(clean_lines(error), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("tensafe: interrupted", file=sys.stderr)
