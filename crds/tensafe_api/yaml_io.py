@@ -7,15 +7,21 @@ PyYAML and the YAML reader of Kubernetes differ. PyYAML reads `2e-4` as a string
 reads a float and a string. This module reads in the way of Kubernetes, so that a cluster does not refuse a manifest
 that runs on a laptop. It writes quotes around every string that some reader could read as another type. A key that
 occurs twice is reported; otherwise one of its values would be lost without a message.
+
+A manifest may come from a stranger. Aliases of aliases make gigabytes of a few hundred bytes. So a text is refused
+before its values are constructed if it is too large with its aliases written out, or nested too deeply.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import yaml
+from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
 _INTEGER = re.compile(r"^[-+]?(0|[1-9][0-9_]*|0[0-7_]+|0x[0-9a-fA-F]+|0b[01]+)$")
@@ -25,6 +31,14 @@ _FLOAT = re.compile(
 )
 _NOT_IN_YAML = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 _SAFE_START = re.compile(r"[A-Za-z/^]")
+MAX_LEVELS = 100
+"""Maximum number of levels of a text. The schema of a job has about ten."""
+MAX_SIZE = 4 << 20
+"""Maximum size of a text with its aliases written out: its characters, and `_NODE_SIZE` for each scalar, list and
+mapping. The API server takes about 1.5 MiB."""
+_NODE_SIZE = 32
+_LONGEST_NUMBER = 1000
+"""Characters of a number. Python converts no decimal number of more than 4,300 digits to an integer."""
 _WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
 
 
@@ -32,15 +46,16 @@ def read_documents(text: str) -> tuple[list[Any], list[str]]:
     """The documents of a YAML text that are not empty, and one sentence for each invalid key.
 
     Raises:
-        yaml.YAMLError: the text is not YAML.
+        yaml.YAMLError: the text is not YAML, or is too large or nested too deeply.
     """
-    loader = _Loader(text)
     documents: list[Any] = []
-    try:
-        while loader.check_data():  # type: ignore[no-untyped-call]
-            documents.append(loader.get_data())
-    finally:
-        loader.dispose()
+    with _errors_of_yaml():
+        loader = _Loader(text)
+        try:
+            while loader.check_data():  # type: ignore[no-untyped-call]
+                documents.append(loader.get_data())
+        finally:
+            loader.dispose()
     return [document for document in documents if document is not None], loader.key_problems
 
 
@@ -49,9 +64,10 @@ def read_value(text: str) -> Any:
 
     Raises:
         RepeatedKeyError: a mapping has a key twice.
-        yaml.YAMLError: the text is not YAML.
+        yaml.YAMLError: the text is not YAML, or is too large or nested too deeply.
     """
-    return yaml.load(text, Loader=_StringLoader)
+    with _errors_of_yaml():
+        return yaml.load(text, Loader=_StringLoader)
 
 
 def read_scalar(text: str) -> Any:
@@ -60,7 +76,8 @@ def read_scalar(text: str) -> Any:
     Raises:
         yaml.YAMLError: the text is not YAML.
     """
-    value = yaml.load(text, Loader=_Loader)
+    with _errors_of_yaml():
+        value = yaml.load(text, Loader=_Loader)
     return text if isinstance(value, dict | list) else value
 
 
@@ -79,12 +96,64 @@ class RepeatedKeyError(yaml.YAMLError):
     """A mapping has a key twice. `str()` is the key."""
 
 
-class _Loader(yaml.SafeLoader):
+@contextmanager
+def _errors_of_yaml() -> Iterator[None]:
+    """Turn the errors that PyYAML does not expect into its own: of a mapping that merges itself, of a character such as
+    "\\UFFFFFFFF", and of a tag such as `!!map text`.
+    """
+    try:
+        yield
+    except RecursionError as error:
+        raise yaml.YAMLError("it refers to itself") from error
+    except (ValueError, OverflowError) as error:
+        raise yaml.YAMLError("it has a character, a number or a tag that cannot be read") from error
+
+
+class _Bounded(yaml.composer.Composer):
+    """Refuses a text that is too large with its aliases written out, or is nested too deeply."""
+
+    def __init__(self, text: str) -> None:
+        self._level = self._size = 0
+        self._sizes: dict[int, int] = {}
+        super().__init__(text)  # type: ignore[call-arg]  # a loader
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event, before = self.peek_event(), self._size  # type: ignore[attr-defined]
+        self._level += 1
+        if self._level > MAX_LEVELS:
+            raise ComposerError(
+                None, None, f"it is nested too deeply, by more than {MAX_LEVELS} levels", event.start_mark
+            )
+        node = super().compose_node(parent, index)
+        self._level -= 1
+        written = len(node.value) if isinstance(node, yaml.ScalarNode) else 0
+        own = _NODE_SIZE + written
+        # The node of an alias has no size yet if it is a parent of the alias.
+        self._size += self._sizes.get(id(node), own) if isinstance(event, yaml.AliasEvent) else own
+        if self._size > MAX_SIZE:
+            message = f"it is larger than {MAX_SIZE >> 20} MiB, with what its aliases repeat"
+            raise ComposerError(None, None, message, event.start_mark)
+        self._sizes[id(node)] = self._size - before
+        return node
+
+
+class _Loader(_Bounded, yaml.SafeLoader):
     """Reads numbers as Kubernetes does and dates as strings, and records keys that occur twice or are not strings."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.key_problems: list[str] = []
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            return super().construct_object(node, deep)
+        kind, length = node.tag.rpartition(":")[2], len(node.value)
+        try:
+            if kind not in ("int", "float") or length <= _LONGEST_NUMBER:
+                return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:  # such as !!bool text
+            raise ConstructorError(None, None, _no_value(kind, length), node.start_mark) from error
+        raise ConstructorError(None, None, _no_value(kind, length), node.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         self._check_keys(node)
@@ -113,7 +182,11 @@ class _Loader(yaml.SafeLoader):
             written.setdefault(key, line)
 
 
-class _StringLoader(yaml.BaseLoader):
+def _no_value(kind: str, length: int) -> str:
+    return f"this value of {length:,} characters cannot be read as the type {kind}: correct it, or quote a text"
+
+
+class _StringLoader(_Bounded, yaml.BaseLoader):
     """Reads all scalars as strings, and refuses a key that occurs twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -63,6 +63,58 @@ def test_scalar_that_looks_like_a_collection_stays_text() -> None:
     assert yaml_io.read_scalar("{a: 1, a: 2}") == "{a: 1, a: 2}"
 
 
+def repeated(levels: int, each: int = 9) -> str:
+    """A mapping whose last value has `each` to the power of `levels` entries, all of them aliases."""
+    lines = [f"a0: &a0 [{'x, ' * each}]", *(f"a{n}: &a{n} [{f'*a{n - 1}, ' * each}]" for n in range(1, levels))]
+    return "\n".join(lines) + "\n"
+
+
+def merged(levels: int) -> str:
+    lines = ["a0: &a0 {b: c}", *(f"a{n}: &a{n} {{<<: [{f'*a{n - 1}, ' * 9}]}}" for n in range(1, levels))]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("text", [repeated(10), merged(10), f"a: &a {'x' * 100_000}\nb: [{'*a, ' * 100}]"])
+def test_text_that_is_too_large_with_its_aliases_written_out_is_refused(text: str) -> None:
+    for read in (yaml_io.read_documents, yaml_io.read_value, yaml_io.read_scalar):
+        with pytest.raises(yaml.YAMLError, match="it is larger than 4 MiB, with what its aliases repeat"):
+            read(text)
+
+
+def test_ordinary_aliases_are_read() -> None:
+    documents, problems = yaml_io.read_documents(repeated(4) + "---\n" + repeated(4) + "b: *a3\n")
+    assert [len(document["a3"]) for document in documents] == [9, 9] and problems == []
+    assert documents[1]["b"] == documents[1]["a3"]
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, "{a: " * 20_000, "- " * 20_000 + "a", "[" * 101 + "]" * 101])
+def test_text_that_is_nested_too_deeply_is_refused(text: str) -> None:
+    for read in (yaml_io.read_documents, yaml_io.read_value, yaml_io.read_scalar):
+        with pytest.raises(yaml.YAMLError, match="it is nested too deeply, by more than 100 levels"):
+            read(text)
+    assert len(yaml_io.read_documents("[" * 100 + "]" * 100)[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("9" * 200_000, "this value of 200,000 characters cannot be read as the type int"),
+        ("0x" + "f" * 20_000, "this value of 20,002 characters cannot be read as the type int"),
+        ("!!bool text", "this value of 4 characters cannot be read as the type bool"),
+        ("!!int ''", "this value of 0 characters cannot be read as the type int"),
+        ("!!timestamp text", "cannot be read as the type timestamp"),
+        ('"\\UFFFFFFFF"', "it has a character, a number or a tag that cannot be read"),
+        ("!!map text", "it has a character, a number or a tag that cannot be read"),
+        ("&a {<<: *a}", "it refers to itself"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_value_that_cannot_be_read_is_refused(text: str, why: str) -> None:
+    with pytest.raises(yaml.YAMLError) as refused:
+        yaml_io.read_documents(f"a: {text}\n")
+    assert why in str(refused.value)
+
+
 def test_empty_documents_are_ignored() -> None:
     assert yaml_io.read_documents("---\na: 1\n---\n") == ([{"a": 1}], [])
     assert yaml_io.read_documents("# nothing\n") == ([], [])
