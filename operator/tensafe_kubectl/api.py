@@ -26,6 +26,8 @@ FIELD_MANAGER = "kubectl-tensafe"
 CONNECT_SECONDS, READ_SECONDS = 10.0, 30.0
 WATCH_SECONDS = 60
 """The server ends a watch after this time, and it is opened again. So a dead connection is noticed soon after it."""
+LONGEST_LINE = 1 << 20
+"""Bytes of a line of a log. A pod may write a log without an end of line, which would fill the memory."""
 _WATCH_MARGIN = 15.0
 _PAGE = 500
 _MERGE_PATCH = "application/merge-patch+json"
@@ -97,9 +99,12 @@ class Api:
             yield event["type"], event["object"]
 
     def log(self, pods: Resource, namespace: str, pod: str, options: Mapping[str, str]) -> Iterator[bytes]:
-        """The lines of a container's log, as the API server sends them. options: those of pods/log."""
+        """The lines of a container's log, as the API server sends them. options: those of pods/log.
+
+        A line of more than `LONGEST_LINE` bytes comes in several parts, each as a line.
+        """
         request = Request("get", pods, namespace, pod, "log")
-        return self._lines(request, options, None if "follow" in options else READ_SECONDS)
+        return self._lines(request, options, None if "follow" in options else READ_SECONDS, LONGEST_LINE)
 
     def _json(
         self,
@@ -113,14 +118,11 @@ class Api:
             document: Object = loads_bounded(answer.data)
             return document
 
-    def _lines(self, request: Request, query: Mapping[str, str], read_seconds: float | None) -> Iterator[bytes]:
+    def _lines(
+        self, request: Request, query: Mapping[str, str], read_seconds: float | None, longest: int | None = None
+    ) -> Iterator[bytes]:
         with self._send("GET", request, query, read_seconds) as answer:
-            rest = b""
-            for chunk in answer.stream(65536):
-                *lines, rest = (rest + chunk).split(b"\n")
-                yield from lines
-            if rest:
-                yield rest
+            yield from split_lines(answer.stream(65536), longest)
 
     @contextmanager
     def _send(
@@ -164,6 +166,26 @@ class Api:
         if bearer := self._configuration.auth_settings().get("BearerToken"):
             headers["Authorization"] = bearer["value"]
         return headers
+
+
+def split_lines(chunks: Iterable[bytes], longest: int | None = None) -> Iterator[bytes]:
+    """The lines in a stream of bytes, without their ends, in time that is linear in its length.
+
+    Args:
+        longest: a line of more bytes is cut into several; None: lines of any length.
+    """
+    line = bytearray()
+    for chunk in chunks:
+        for number, part in enumerate(chunk.split(b"\n")):
+            if number:
+                yield bytes(line)
+                line.clear()
+            line += part
+            while longest is not None and len(line) > longest:
+                yield bytes(line[:longest])
+                del line[:longest]
+    if line:
+        yield bytes(line)
 
 
 def _refusal(request: Request, answer: Any) -> Refused:

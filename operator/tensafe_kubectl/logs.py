@@ -51,6 +51,8 @@ Exit codes: 0 shown; 1 there is no such job, it has no pods now, a log cannot be
 not answer; 2 invalid arguments; 130 Ctrl-C.
 """
 _INSPECTED_LINES = "200"
+_WAITING_LINES = 64
+"""Lines of all pods that were read and are not printed yet. Each may have a megabyte."""
 _NEVER = float("inf")
 
 
@@ -208,7 +210,7 @@ def _print_each(api: Api, namespace: str, sources: Sequence[Source], options: di
 
 def _follow(api: Api, namespace: str, sources: Sequence[Source], options: dict[str, str]) -> int:
     """Print the lines of all pods as they come, each with its pod's name, until all have ended."""
-    lines: queue.Queue[tuple[Source, bytes | None]] = queue.Queue(1000)
+    lines: queue.Queue[tuple[Source, bytes | None]] = queue.Queue(_WAITING_LINES)
 
     def carry(source: Source) -> None:
         try:
