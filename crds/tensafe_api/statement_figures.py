@@ -70,13 +70,14 @@ def check_figures(raw: Mapping[str, Any], document: StatementDocument) -> None:
 
 
 def _check_samplers(document: StatementDocument) -> None:
-    """Check that the share of δ for the noise samplers pays for their distance in the draws of this job."""
+    """Check that the share of δ for the noise samplers pays for their distance, with that of the earlier trainings."""
     mechanism, claim, epsilon = document.mechanism, document.claim, float(document.claim.epsilon)
     shares = document.accounting
     _compare("accounting.shareOfSigmaForDiscreteNoise", shares.share_of_sigma_for_discrete_noise, SHARE_OF_SIGMA)
     _compare("accounting.shareOfDeltaForNoiseSampler", shares.share_of_delta_for_noise_sampler, SHARE_OF_DELTA)
     draws = mechanism.dimension * mechanism.workers * max(claim.steps, document.spent.steps_charged)
-    cost = accounting.log_cost_of_samplers(draws * float(mechanism.noise_distance_per_draw), epsilon)
+    before = float(document.started_from.noise_distance) if document.started_from else 0.0
+    cost = accounting.log_cost_of_samplers(draws * float(mechanism.noise_distance_per_draw) + before, epsilon)
     if epsilon <= accounting.LARGEST_PAID_EPSILON and cost > accounting.log_share_of_samplers(claim.delta) + _ROUNDING:
         raise StatementError(
             f"mechanism.noiseDistancePerDraw is {mechanism.noise_distance_per_draw}, and δ does not pay for {draws} "
