@@ -20,6 +20,8 @@ from e2e.platform.trainer.fault_injection import POINTS, POINTS_ON_EVERY_RANK, I
 from e2e.platform.trainer.rank_harness import Job, join
 from tensafe_api.statement import recompute_epsilon
 from tensorguard.checkpoint.trainer_state import TRAINER_STATE, TrainerState
+from tensorguard.verification.checkpoint import verify_checkpoint
+from tensorguard.verification.ledgers import read_file_ledger
 
 KILLS = int(os.environ.get("TENSAFE_KILLS", "20"))
 JOB = (
@@ -106,6 +108,7 @@ class KilledJob:
         statement = json.loads(self.job.store().read("final", final.digest)["statement.json"])
         assert statement["spent"]["stepsCharged"] == ledger.steps_charged
         assert recompute_epsilon(statement) == statement["spent"]["epsilon"] == privacy.epsilon_spent
+        verify_checkpoint(final.uri, find_ledger=lambda _: read_file_ledger(self.job.directory))
 
     def _check(self) -> None:
         ledger = self.job.ledger()
