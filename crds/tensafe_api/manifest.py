@@ -88,13 +88,7 @@ def _mapping_of(name: str, text: str) -> tuple[dict[str, Any], list[Problem]]:
         raise ManifestError([Problem(name, f"is not YAML: {_first_line(error)}")]) from None
     if not _is_encodable(documents):
         raise ManifestError(
-            [
-                Problem(
-                    name,
-                    "contains characters that UTF-8 cannot encode, or an alias that refers to its own parent: "
-                    "give the YAML file of a job",
-                )
-            ]
+            [Problem(name, "contains characters that UTF-8 cannot encode: give the YAML file of a job")]
         )
     if len(documents) != 1:
         count = f"{len(documents)} documents" if documents else "no document"
@@ -105,10 +99,10 @@ def _mapping_of(name: str, text: str) -> tuple[dict[str, Any], list[Problem]]:
 
 
 def _is_encodable(value: Any) -> bool:
-    """Whether the value can be written as UTF-8: no unpaired surrogates, and no alias that refers to its own parent."""
+    """Whether the value can be written as UTF-8: it has no unpaired surrogates."""
     try:
         json.dumps(value, default=str, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
+    except ValueError:
         return False
     return True
 

@@ -18,13 +18,13 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
-_INTEGER = re.compile(r"^[-+]?(0|[1-9][0-9_]*|0[0-7_]+|0x[0-9a-fA-F]+|0b[01]+)$")
+_INTEGER = re.compile(r"^[-+]?(0|[1-9][0-9_]*|0[0-7_]+|0x[0-9a-fA-F]+|0o[0-7]+|0b[01]+)$")
 _FLOAT = re.compile(
     r"^([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+|[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)"
     r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
@@ -98,13 +98,9 @@ class RepeatedKeyError(yaml.YAMLError):
 
 @contextmanager
 def _errors_of_yaml() -> Iterator[None]:
-    """Turn the errors that PyYAML does not expect into its own: of a mapping that merges itself, of a character such as
-    "\\UFFFFFFFF", and of a tag such as `!!map text`.
-    """
+    """Turn the errors that PyYAML does not expect into its own, such as that of the character "\\UFFFFFFFF"."""
     try:
         yield
-    except RecursionError as error:
-        raise yaml.YAMLError("it refers to itself") from error
     except (ValueError, OverflowError) as error:
         raise yaml.YAMLError("it has a character, a number or a tag that cannot be read") from error
 
@@ -128,8 +124,10 @@ class _Bounded(yaml.composer.Composer):
         self._level -= 1
         written = len(node.value) if isinstance(node, yaml.ScalarNode) else 0
         own = _NODE_SIZE + written
-        # The node of an alias has no size yet if it is a parent of the alias.
-        self._size += self._sizes.get(id(node), own) if isinstance(event, yaml.AliasEvent) else own
+        is_alias = isinstance(event, yaml.AliasEvent)
+        if is_alias and id(node) not in self._sizes:
+            raise ComposerError(None, None, "it refers to itself", event.start_mark)
+        self._size += self._sizes[id(node)] if is_alias else own
         if self._size > MAX_SIZE:
             message = f"it is larger than {MAX_SIZE >> 20} MiB, with what its aliases repeat"
             raise ComposerError(None, None, message, event.start_mark)
@@ -139,6 +137,8 @@ class _Bounded(yaml.composer.Composer):
 
 class _Loader(_Bounded, yaml.SafeLoader):
     """Reads numbers as Kubernetes does and dates as strings, and records keys that occur twice or are not strings."""
+
+    bool_values: ClassVar = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -155,22 +155,18 @@ class _Loader(_Bounded, yaml.SafeLoader):
             raise ConstructorError(None, None, _no_value(kind, length), node.start_mark) from error
         raise ConstructorError(None, None, _no_value(kind, length), node.start_mark)
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        self._check_keys(node)
-        return super().construct_mapping(node, deep)
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        self._check_keys(node)  # before << adds keys of others
+        return node
 
     def _check_keys(self, node: yaml.MappingNode) -> None:
-        """Record the problem of each key, also in mappings merged by <<, which PyYAML does not construct."""
+        """Record the problem of each key."""
         written: dict[Any, int] = {}
-        for key_node, value_node in node.value:
+        for key_node, _ in node.value:
             line = key_node.start_mark.line + 1
             merged = key_node.tag == "tag:yaml.org,2002:merge"
-            if merged:
-                parts = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
-                for part in parts:
-                    if isinstance(part, yaml.MappingNode):
-                        self._check_keys(part)
-            elif not isinstance(key_node, yaml.ScalarNode):
+            if not merged and not isinstance(key_node, yaml.ScalarNode):
                 raise ConstructorError(None, None, "a key must be a string", key_node.start_mark)
             key = "<<" if merged else self.construct_object(key_node)
             if not isinstance(key, str):
@@ -214,10 +210,11 @@ def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _represent_string)
-_REPLACED = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
+_REPLACED = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp", "value"))
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in _REPLACED]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^[yYnN]$"), list("yYnN"))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INTEGER, list("-+0123456789"))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))

@@ -104,7 +104,8 @@ def test_text_that_is_nested_too_deeply_is_refused(text: str) -> None:
         ("!!int ''", "this value of 0 characters cannot be read as the type int"),
         ("!!timestamp text", "cannot be read as the type timestamp"),
         ('"\\UFFFFFFFF"', "it has a character, a number or a tag that cannot be read"),
-        ("!!map text", "it has a character, a number or a tag that cannot be read"),
+        ("!!map text", "expected a mapping node, but found scalar"),
+        ("&a [*a]", "it refers to itself"),
         ("&a {<<: *a}", "it refers to itself"),
     ],
     ids=lambda value: value[:20],
@@ -113,6 +114,19 @@ def test_value_that_cannot_be_read_is_refused(text: str, why: str) -> None:
     with pytest.raises(yaml.YAMLError) as refused:
         yaml_io.read_documents(f"a: {text}\n")
     assert why in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("y", True), ("N", False), ("0o17", 15), ("017", 15), ("=", "="), ("yy", "yy"), ("'n'", "n")]
+)
+def test_scalar_is_read_as_by_kubernetes(text: str, value: object) -> None:
+    assert yaml_io.read_documents(f"a: {text}\n") == ([{"a": value}], [])
+
+
+def test_mapping_that_merges_may_be_merged_itself() -> None:
+    text = "a: &a {k: 1, x: 2}\nb: &b {<<: *a, k: 3}\nc: {<<: *b, x: 4}\n"
+    documents, problems = yaml_io.read_documents(text)
+    assert (documents[0]["c"], problems) == ({"k": 3, "x": 4}, [])
 
 
 def test_empty_documents_are_ignored() -> None:
