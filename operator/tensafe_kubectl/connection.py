@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from tensafe_kubectl.api import Api
 from tensafe_kubectl.errors import INVALID, CommandError
@@ -56,6 +55,7 @@ def connect(options: Options) -> Api:
             "kubectl-tensafe: the package kubernetes is missing: pipx install 'tensafe[kubectl]'", INVALID
         ) from error
     settings = client.Configuration()
+    settings.proxy = settings.no_proxy = None  # the library also follows ALL_PROXY, which kubectl ignores
     paths = options.kubeconfig or os.environ.get("KUBECONFIG") or DEFAULT_KUBECONFIG
     exists = any(Path(path).expanduser().is_file() for path in paths.split(os.pathsep) if path)
     if not exists and paths == DEFAULT_KUBECONFIG and os.environ.get("KUBERNETES_SERVICE_HOST"):
@@ -85,11 +85,15 @@ def connect(options: Options) -> Api:
             "and its user with `kubectl config view`",
             INVALID,
         ) from error
-    if settings.proxy is not None and settings.proxy == getproxies().get(urlsplit(settings.host).scheme):
-        settings.proxy = proxy_of_environment(settings.host)  # a `proxy-url` of the kubeconfig is kept
+    settings.proxy = settings.proxy or proxy_of_environment(settings.host)
     context = chosen.get("context") or {}
     namespace = options.namespace or context.get("namespace") or "default"
-    return Api(client.ApiClient(settings), namespace, _impersonation(paths, context.get("user")))
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about the same package
+            http = client.ApiClient(settings)
+    except ModuleNotFoundError as error:
+        raise CommandError(f"{settings.proxy} is a SOCKS proxy: pipx inject tensafe PySocks", INVALID) from error
+    return Api(http, namespace, _impersonation(paths, context.get("user")))
 
 
 def _contexts(paths: str) -> list[Mapping[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -214,3 +215,30 @@ def test_server_on_this_machine_is_reached_without_the_proxy_of_the_environment(
     path.write_text(yaml.safe_dump({**CONFIG, "clusters": [{"name": "here", "cluster": cluster}]}))
     assert connect(Options(str(path)))._configuration.proxy == proxy
     assert proxy_of_environment(server) == (None if proxy != "http://proxy.example:3128" else proxy)
+
+
+@pytest.mark.parametrize("no_proxy", ["10.96.0.0/12,.svc", ".cluster.local, 10.96.0.1", "fd00::/8,10.96.0.1/32"])
+def test_network_in_no_proxy_is_reached_directly(no_proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a cluster, the API server is an address of the Services' network."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    monkeypatch.delenv("https_proxy", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("NO_PROXY", no_proxy)
+    assert proxy_of_environment("https://10.96.0.1:443") is None
+    assert proxy_of_environment("https://192.0.2.1:443") == "http://proxy.example:3128"
+
+
+def test_all_proxy_is_ignored_as_by_kubectl(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    assert connect(Options(str(kubeconfig)))._configuration.proxy is None
+
+
+def test_socks_proxy_names_the_package_that_it_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "socks", None)
+    cluster = {"server": "https://api.example", "proxy-url": "socks5://127.0.0.1:1080"}
+    path = tmp_path / "config"
+    path.write_text(yaml.safe_dump({**CONFIG, "clusters": [{"name": "here", "cluster": cluster}]}))
+    error = error_of(capsys, 2, "status", "--kubeconfig", str(path))
+    assert error == "socks5://127.0.0.1:1080 is a SOCKS proxy: pipx inject tensafe PySocks\n"
