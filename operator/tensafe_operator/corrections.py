@@ -17,6 +17,10 @@ from tensafe_operator.plan.observed import Action, ClusterWarning, Create
 
 BURST, WINDOW_SECONDS, PAUSE_SECONDS = 10, 60.0, 60.0
 """An object that was brought back so often in this time is left as it is for a while."""
+_MESSAGE = (
+    f"it was brought back {BURST} times within {WINDOW_SECONDS:.0f} s or again right after a pause, and another client "
+    "changes it each time, so it is left as it is for a minute"
+)
 log = logging.getLogger(__name__)
 _Key = tuple[str, str, str]
 
@@ -46,19 +50,32 @@ class Corrections:
         self._clock = clock
         self._lately: dict[_Key, list[float]] = {}
         self._paused: dict[_Key, float] = {}
+        self._shown: set[_Key] = set()
 
-    def allowed(self, actions: Iterable[Action]) -> Allowed:
+    def allowed(self, actions: Iterable[Action], stalled: str = "") -> Allowed:
         """Return the actions without those for objects that are left as they are for now.
 
         The objects with which an attempt starts are always created.
+
+        Args:
+            stalled: what the status says that stalls the job. What it no longer says, another operator has removed: it
+                is shown once in each pause, because that operator would remove it again at once.
         """
         actions = tuple(actions)
         created = [each for each in actions if isinstance(each, Create)]
         if not created or any(each.kind not in CORRECTED_KINDS for each in created):
             return Allowed(actions, (), None)
         ends = {id(each): end for each in created if (end := self._pause_of(each)) is not None}
-        left = tuple(_warning_of(each) for each in created if id(each) in ends)
+        left = tuple(
+            _warning_of(each)
+            for each in created
+            if id(each) in ends and (_key(each) not in self._shown or _MESSAGE in stalled)
+        )
         return Allowed(tuple(each for each in actions if id(each) not in ends), left, min(ends.values(), default=None))
+
+    def show(self, namespace: str, left: Iterable[ClusterWarning]) -> None:
+        """Note that the status shows these objects that are left as they are."""
+        self._shown |= {(each.kind, namespace, each.name) for each in left}
 
     def count(self, action: Create) -> None:
         """Count an object that was brought back. What the API server refuses is not: no other client changes it."""
@@ -85,6 +102,7 @@ class Corrections:
 
     def _forget(self, now: float) -> None:
         self._paused = {key: end for key, end in self._paused.items() if end > now}
+        self._shown &= self._paused.keys()
         lately = {key: [time for time in times if time > now - WINDOW_SECONDS] for key, times in self._lately.items()}
         self._lately = {key: times for key, times in lately.items() if times}
 
@@ -95,8 +113,4 @@ def _key(action: Create) -> _Key:
 
 
 def _warning_of(action: Create) -> ClusterWarning:
-    message = (
-        f"it was brought back {BURST} times within {WINDOW_SECONDS:.0f} s or again right after a pause, and another "
-        "client changes it each time, so it is left as it is for a minute"
-    )
-    return ClusterWarning(action.kind, str(action.manifest["metadata"]["name"]), Reason.FORBIDDEN, message)
+    return ClusterWarning(action.kind, str(action.manifest["metadata"]["name"]), Reason.FORBIDDEN, _MESSAGE)

@@ -115,7 +115,8 @@ class Reconciler:
                 decision = await self._decide(observed, patient)
             try:
                 while True:
-                    allowed = self._corrections.allowed(decision.actions)
+                    stalled = object_condition(observed.job, ConditionType.STALLED).get("message") or ""
+                    allowed = self._corrections.allowed(decision.actions, stalled)
                     made = await apply(self._api, observed, allowed.actions, self._corrections.count)
                     created = {each["kind"]: each for each in made}
                     for each in created.values():
@@ -132,6 +133,7 @@ class Reconciler:
                         warned = replace(observed, warnings=(*allowed.left, *observed.warnings))
                         decision = replace(decision, status=(await self._decide(warned, patient)).status)
                     stored = await self._write_status(observed.job, decision.status)
+                    self._corrections.show(namespace, allowed.left)
                     if "RayJob" in created:
                         return self._clock() + ANSWER_SECONDS
                     if stored is None or not decision.irreversible:

@@ -73,6 +73,20 @@ def test_after_a_pause_one_more_change_starts_the_next_pause(corrections: Correc
         assert bring_back(corrections, POLICY).actions == (POLICY,), "the client was away for a while"
 
 
+def test_pause_is_shown_once_where_another_operator_removes_it_from_the_status(
+    corrections: Corrections, clock: Clock
+) -> None:
+    """Two operators of one namespace, which wake each other, replaced each other's status 26 times in a second."""
+    for _ in range(2):
+        while not (left := bring_back(corrections, POLICY).left):
+            pass
+        assert bring_back(corrections, POLICY).left == left, "its write was refused, so the status does not show it yet"
+        corrections.show("clinic", left)
+        assert corrections.allowed([POLICY], stalled=f"NetworkPolicy triage: {left[0].message}: Find it.").left == left
+        assert corrections.allowed([POLICY], stalled="").left == ()
+        clock.now += PAUSE_SECONDS
+
+
 def test_refused_correction_is_tried_again_without_a_pause(corrections: Corrections) -> None:
     for _ in range(5 * BURST):
         assert corrections.allowed([POLICY]) == Allowed((POLICY,), (), None)
