@@ -70,15 +70,21 @@ def check_figures(raw: Mapping[str, Any], document: StatementDocument) -> None:
 
 
 def _check_samplers(document: StatementDocument) -> None:
-    """Check that the share of δ for the noise samplers pays for their distance, with that of the earlier trainings."""
-    mechanism, claim, epsilon = document.mechanism, document.claim, float(document.claim.epsilon)
-    shares = document.accounting
+    """Check that the share of δ for the noise samplers pays for their distance, with that of the earlier trainings.
+
+    A job has checked it at no less draws and no smaller ε, at most its target. With a target above
+    `LARGEST_PAID_EPSILON` it may have started without, and its statement has a remark.
+    """
+    mechanism, claim, shares = document.mechanism, document.claim, document.accounting
     _compare("accounting.shareOfSigmaForDiscreteNoise", shares.share_of_sigma_for_discrete_noise, SHARE_OF_SIGMA)
     _compare("accounting.shareOfDeltaForNoiseSampler", shares.share_of_delta_for_noise_sampler, SHARE_OF_DELTA)
+    if float(claim.target_epsilon) > accounting.LARGEST_PAID_EPSILON:
+        return
     draws = mechanism.dimension * mechanism.workers * max(claim.steps, document.spent.steps_charged)
     before = float(document.started_from.noise_distance) if document.started_from else 0.0
-    cost = accounting.log_cost_of_samplers(draws * float(mechanism.noise_distance_per_draw) + before, epsilon)
-    if epsilon <= accounting.LARGEST_PAID_EPSILON and cost > accounting.log_share_of_samplers(claim.delta) + _ROUNDING:
+    distance = draws * float(mechanism.noise_distance_per_draw) + before
+    cost = accounting.log_cost_of_samplers(distance, float(claim.epsilon))
+    if not cost <= accounting.log_share_of_samplers(claim.delta) + _ROUNDING:
         raise StatementError(
             f"mechanism.noiseDistancePerDraw is {mechanism.noise_distance_per_draw}, and δ does not pay for {draws} "
             "such draws of noise"

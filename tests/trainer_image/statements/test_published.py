@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,3 +85,10 @@ def _counted(sizes: list[int]) -> Any:
         return feed(self, data, *rest)
 
     return counted
+
+
+@pytest.mark.parametrize("value", ["NaN", "1e999", '"\\ud800"'])
+def test_value_that_no_canonical_json_has_is_refused(value: str, tmp_path: Path) -> None:
+    (tmp_path / "statement.json").write_text(f'{{"lineage":{value}}}')
+    with pytest.raises(StatementError, match="is not canonical JSON"):
+        read_statement(str(tmp_path))

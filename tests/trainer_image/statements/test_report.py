@@ -120,6 +120,21 @@ def test_figure_that_does_not_follow_from_the_mechanism_is_refused(
         build_report(changed)
 
 
+def test_job_with_a_target_that_hides_nothing_may_have_started_without_paying_for_its_samplers(make: Any) -> None:
+    """Its statement has a remark. The target is compared with the ledger."""
+    remark = ("At an ε of 31 the noise sampler's distance from the discrete Gaussian adds e^-20 to δ.",)
+    build_report(make(target_epsilon="31", noise_distance=1e-19, remarks=remark))
+    with pytest.raises(StatementError, match=r"^mechanism\.noiseDistancePerDraw is 1\.000e-19, and δ does not pay"):
+        build_report(make(target_epsilon="30", noise_distance=1e-19))
+
+
+def test_distance_that_is_no_number_pays_nothing(make: Any) -> None:
+    changed = copy.deepcopy(make())
+    changed["mechanism"] |= {"dimension": 0, "noiseDistancePerDraw": "1e999"}
+    with pytest.raises(StatementError, match=r"^mechanism\.noiseDistancePerDraw is 1e999"):
+        build_report(changed)
+
+
 def test_commands_quote_what_comes_from_the_statement(make: Any) -> None:
     report = build_report(make(job_name="a; rm -rf ~ #"))
     assert report.parts.verify[-1].command == "kubectl tensafe statement 'a; rm -rf ~ #' --read"
