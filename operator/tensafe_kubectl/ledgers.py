@@ -107,7 +107,7 @@ def _others(api: Api, name: str, ledger: Object | None) -> str:
         return ""
     more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
     return (
-        f"other jobs with this name have ledgers of their own, which are not counted here: "
+        f"other jobs with such a name have ledgers of their own, which are not counted here: "
         f"{', '.join(names[:_SHOWN_NAMES])}{more}"
     )
 

@@ -88,7 +88,7 @@ def _no_statement(figures: Figures, job: Object | None, namespace: str) -> Comma
     progress = f"`kubectl tensafe status {name} {where}` shows how far it is" if job else "the job was deleted"
     return CommandError(
         f"{name} has no final adapter{' yet' if job else ''}, so there is no statement of it: {progress}, and `kubectl "
-        f"tensafe ledger pledger/{figures.name} {where}` what it has spent"
+        f"tensafe ledger pledger/{figures.name} {where}` shows what it has spent"
     )
 
 

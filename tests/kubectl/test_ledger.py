@@ -266,7 +266,7 @@ LITTLE_SPENT = Mechanism.model_validate({**SPEC["mechanism"], "noiseMultiplier":
         ({"unit_at_least": 10**9}, "accounting.unitAtLeast is 1000000000, and the ledger has 5000"),
         ({"dataset_digest": "another"}, "hashes.dataset is keyed:another, and the ledger has not known"),
         ({"lineage": "another"}, "lineage is another, and the ledger has not known"),
-        ({"steps_recharged": 3}, "spent.stepsRecharged is 3, and the ledger has 0"),
+        ({"step": 7, "steps_charged": 10, "steps_recharged": 3}, "spent.stepsRecharged is 3, and the ledger has 0"),
         ({"mechanism": WITH_EARLIER_STEPS}, "states another mechanism than the ledger (earlierSteps)"),
         ({"job_uid": "another"}, "is that of the job"),
         ({"attempt": 2}, "records another step of this checkpoint"),
