@@ -37,6 +37,7 @@ MAX_SIZE = 4 << 20
 """Maximum size of a text with its aliases written out: its characters, and `_NODE_SIZE` for each scalar, list and
 mapping. The API server takes about 1.5 MiB."""
 _NODE_SIZE = 32
+_MERGE = "tag:yaml.org,2002:merge"
 _LONGEST_NUMBER = 1000
 """Characters of a number. Python converts no decimal number of more than 4,300 digits to an integer."""
 _WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
@@ -113,6 +114,11 @@ class _Bounded(yaml.composer.Composer):
         self._sizes: dict[int, int] = {}
         super().__init__(text)  # type: ignore[call-arg]  # a loader
 
+    def compose_document(self) -> yaml.Node | None:
+        self._sizes.clear()  # the nodes of the document before do not exist any more
+        node: yaml.Node | None = super().compose_document()
+        return node
+
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event, before = self.peek_event(), self._size  # type: ignore[attr-defined]
         self._level += 1
@@ -161,13 +167,17 @@ class _Loader(_Bounded, yaml.SafeLoader):
         return node
 
     def _check_keys(self, node: yaml.MappingNode) -> None:
-        """Record the problem of each key."""
+        """Record the problem of each key. Kubernetes lets << replace the keys before it, and most other readers do not:
+        so a reader could see another ε than the cluster.
+        """
         written: dict[Any, int] = {}
-        for key_node, _ in node.value:
+        for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
-            merged = key_node.tag == "tag:yaml.org,2002:merge"
+            merged = key_node.tag == _MERGE and key_node.value == "<<"
             if not merged and not isinstance(key_node, yaml.ScalarNode):
                 raise ConstructorError(None, None, "a key must be a string", key_node.start_mark)
+            if key_node.tag == _MERGE and not merged:
+                raise ConstructorError(None, None, "only << merges: remove the tag !!merge", key_node.start_mark)
             key = "<<" if merged else self.construct_object(key_node)
             if not isinstance(key, str):
                 self.key_problems.append(f"line {line}: the key {key_node.value} is not a string: quote it")
@@ -175,7 +185,23 @@ class _Loader(_Bounded, yaml.SafeLoader):
                 self.key_problems.append(
                     f'line {line}: the key "{key}" is already in line {written[key]}: keep one of them'
                 )
+            if merged:
+                for replaced in sorted(written.keys() & _merged_keys(value_node)):
+                    self.key_problems.append(
+                        f'line {line}: << brings the key "{replaced}", which is already in line {written[replaced]}: '
+                        "write << first"
+                    )
             written.setdefault(key, line)
+
+
+def _merged_keys(node: yaml.Node) -> set[str]:
+    """The keys that << brings from a mapping, or from a list of mappings."""
+    if isinstance(node, yaml.SequenceNode):
+        return {key for each in node.value for key in _merged_keys(each)}
+    found: set[str] = set()
+    for key_node, value_node in node.value if isinstance(node, yaml.MappingNode) else ():
+        found |= _merged_keys(value_node) if key_node.tag == _MERGE else {str(key_node.value)}
+    return found
 
 
 def _no_value(kind: str, length: int) -> str:

@@ -106,6 +106,7 @@ def test_text_that_is_nested_too_deeply_is_refused(text: str) -> None:
         ('"\\UFFFFFFFF"', "it has a character, a number or a tag that cannot be read"),
         ("!!map text", "expected a mapping node, but found scalar"),
         ("&a [*a]", "it refers to itself"),
+        ("{!!merge q: {b: 1}}", "only << merges"),
         ("&a {<<: *a}", "it refers to itself"),
     ],
     ids=lambda value: value[:20],
@@ -127,6 +128,27 @@ def test_mapping_that_merges_may_be_merged_itself() -> None:
     text = "a: &a {k: 1, x: 2}\nb: &b {<<: *a, k: 3}\nc: {<<: *b, x: 4}\n"
     documents, problems = yaml_io.read_documents(text)
     assert (documents[0]["c"], problems) == ({"k": 3, "x": 4}, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{e: "1", <<: {e: "20"}}', 'line 1: << brings the key "e", which is already in line 1: write << first'),
+        ("{e: 1, <<: [{f: 1}, {<<: {e: 2}}]}", 'line 1: << brings the key "e", which is already in line 1'),
+    ],
+)
+def test_key_before_a_merge_that_brings_it_is_refused(text: str, problem: str) -> None:
+    """Kubernetes takes the merged value, and PyYAML the one before: a manifest would have two values of ε."""
+    _, (found,) = yaml_io.read_documents(f"{text}\n")
+    assert found.startswith(problem)
+    assert yaml_io.read_documents("{<<: {e: 20}, e: 1}\n") == ([{"e": 1}], [])
+    assert yaml_io.read_documents("{f: 1, <<: {e: 20}}\n") == ([{"f": 1, "e": 20}], [])
+
+
+def test_self_reference_of_a_later_document_is_refused() -> None:
+    for before in range(50):
+        with pytest.raises(yaml.YAMLError, match="it refers to itself"):
+            yaml_io.read_documents("x: 1\n---\n" * before + "a: &a {<<: *a, b: 1}\n")
 
 
 def test_empty_documents_are_ignored() -> None:
