@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import urllib3
 
 from tensafe_kubectl.api import Api
 from tensafe_kubectl.errors import INVALID, CommandError
@@ -88,12 +91,32 @@ def connect(options: Options) -> Api:
     settings.proxy = settings.proxy or proxy_of_environment(settings.host)
     context = chosen.get("context") or {}
     namespace = options.namespace or context.get("namespace") or "default"
+    return Api(_client(settings), namespace, _impersonation(paths, context.get("user")))
+
+
+def _client(settings: Any) -> Any:
+    """The library's client, through the proxy of the settings if they have one. Errors do not quote it: it may have a
+    password.
+    """
+    from kubernetes import client
+
     try:
-        with warnings.catch_warnings(action="ignore"):  # about the same package
-            http = client.ApiClient(settings)
+        proxy = urlsplit(settings.proxy or "")
+        if proxy.username is not None:
+            login = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+            settings.proxy_headers = urllib3.make_headers(proxy_basic_auth=login)
+        if proxy.scheme == "socks5":
+            settings.proxy = proxy._replace(scheme="socks5h").geturl()  # as in kubectl, the proxy resolves names
+        with warnings.catch_warnings(action="ignore"):  # about the package that is missing
+            return client.ApiClient(settings)
     except ModuleNotFoundError as error:
-        raise CommandError(f"{settings.proxy} is a SOCKS proxy: pipx inject tensafe PySocks", INVALID) from error
-    return Api(http, namespace, _impersonation(paths, context.get("user")))
+        raise CommandError("the cluster's proxy is a SOCKS proxy: pipx inject tensafe PySocks", INVALID) from error
+    except (ValueError, urllib3.exceptions.HTTPError) as error:
+        raise CommandError(
+            "the cluster's proxy (proxy-url in the kubeconfig, or HTTPS_PROXY) is not usable: write it as "
+            "http://HOST:PORT",
+            INVALID,
+        ) from error
 
 
 def _contexts(paths: str) -> list[Mapping[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import socket
 import sys
@@ -217,15 +218,33 @@ def test_server_on_this_machine_is_reached_without_the_proxy_of_the_environment(
     assert proxy_of_environment(server) == (None if proxy != "http://proxy.example:3128" else proxy)
 
 
-@pytest.mark.parametrize("no_proxy", ["10.96.0.0/12,.svc", ".cluster.local, 10.96.0.1", "fd00::/8,10.96.0.1/32"])
-def test_network_in_no_proxy_is_reached_directly(no_proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("no_proxy", "server", "direct"),
+    [
+        ("10.96.0.0/12,.svc", "https://10.96.0.1:443", True),
+        (".cluster.local, 10.96.0.1", "https://10.96.0.1", True),
+        ("fd00::/8,10.96.0.1/32", "https://10.96.0.1", True),
+        ("10.96.0.0/12", "https://192.0.2.1", False),
+        ("api.example", "https://api.example:6443", True),
+        ("example", "https://api.example:6443", True),
+        ("api.example:6443", "https://api.example:6443", True),
+        ("api.example:443", "https://api.example:6443", False),
+        ("*.example", "https://api.example:6443", True),
+        (".api.example", "https://api.example:6443", False),
+        ("ample", "https://api.example:6443", False),
+        ("*", "https://api.example:6443", True),
+        ("", "https://api.example:6443", False),
+    ],
+)
+def test_no_proxy_is_read_as_by_kubectl(
+    no_proxy: str, server: str, direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a cluster, the API server is an address of the Services' network."""
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
-    monkeypatch.delenv("https_proxy", raising=False)
-    monkeypatch.delenv("no_proxy", raising=False)
+    for name in ("https_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "proxy.example:3128")
     monkeypatch.setenv("NO_PROXY", no_proxy)
-    assert proxy_of_environment("https://10.96.0.1:443") is None
-    assert proxy_of_environment("https://192.0.2.1:443") == "http://proxy.example:3128"
+    assert proxy_of_environment(server) == (None if direct else "http://proxy.example:3128")
 
 
 def test_all_proxy_is_ignored_as_by_kubectl(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,4 +260,34 @@ def test_socks_proxy_names_the_package_that_it_needs(
     path = tmp_path / "config"
     path.write_text(yaml.safe_dump({**CONFIG, "clusters": [{"name": "here", "cluster": cluster}]}))
     error = error_of(capsys, 2, "status", "--kubeconfig", str(path))
-    assert error == "socks5://127.0.0.1:1080 is a SOCKS proxy: pipx inject tensafe PySocks\n"
+    assert error == "the cluster's proxy is a SOCKS proxy: pipx inject tensafe PySocks\n"
+
+
+@pytest.mark.parametrize("proxy", ["ftp://user:s3cret@proxy.example", "http://[broken", "http://proxy.example:port"])
+def test_proxy_that_is_not_usable_is_refused_in_one_sentence(
+    proxy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = {"server": "https://api.example", "proxy-url": proxy}
+    path = tmp_path / "config"
+    path.write_text(yaml.safe_dump({**CONFIG, "clusters": [{"name": "here", "cluster": cluster}]}))
+    error = error_of(capsys, 2, "status", "--kubeconfig", str(path))
+    assert error.endswith("is not usable: write it as http://HOST:PORT\n") and "s3cret" not in error
+
+
+def test_socks_proxy_resolves_the_name_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr("kubernetes.client.ApiClient", lambda settings: made.append(settings.proxy))
+    cluster = {"server": "https://api.example", "proxy-url": "socks5://me@127.0.0.1:1080"}
+    path = tmp_path / "config"
+    path.write_text(yaml.safe_dump({**CONFIG, "clusters": [{"name": "here", "cluster": cluster}]}))
+    with pytest.raises(AttributeError):
+        connect(Options(str(path)))
+    assert made == ["socks5h://me@127.0.0.1:1080"]
+
+
+def test_user_of_a_proxy_is_sent_to_it(tmp_path: Path) -> None:
+    cluster = {"server": "https://api.example", "proxy-url": "http://me:p%40ss@proxy.example:3128"}
+    path = tmp_path / "config"
+    path.write_text(yaml.safe_dump({**CONFIG, "clusters": [{"name": "here", "cluster": cluster}]}))
+    headers = connect(Options(str(path)))._configuration.proxy_headers
+    assert headers == {"proxy-authorization": "Basic " + base64.b64encode(b"me:p@ss").decode()}
