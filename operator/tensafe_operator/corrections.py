@@ -93,9 +93,8 @@ class Corrections:
         self._paused[key] = end = now + PAUSE_SECONDS
         self._lately[key] = [end] * (BURST - 1)  # the next one shows whether the client is still there
         log.error(
-            "%s %s was brought back %d times within %.0f s, and is now left as it is for %.0f s: find the client that "
-            "changes it, for instance a second operator for this namespace",
-            *(action.kind, key[2], BURST, WINDOW_SECONDS, PAUSE_SECONDS),
+            "%s %s: %s: find the client, for instance a second operator for this namespace",
+            *(action.kind, key[2], _MESSAGE),
             extra=names.log_fields(key[1], action.manifest["metadata"]["labels"][names.JOB]),
         )
         return end

@@ -59,7 +59,7 @@ def test_fight_about_an_object_pauses_is_shown_and_logged_once(
         assert (left.kind, left.name) == ("NetworkPolicy", "triage")
         assert "another client changes it each time" in left.message
     assert [each.levelno for each in caplog.records] == [logging.ERROR]
-    assert "NetworkPolicy triage was brought back" in caplog.text and "a second operator" in caplog.text
+    assert "NetworkPolicy triage: it was brought back" in caplog.text and "a second operator" in caplog.text
 
 
 def test_after_a_pause_one_more_change_starts_the_next_pause(corrections: Corrections, clock: Clock) -> None:
