@@ -40,6 +40,8 @@ ADJACENCY_DEFINITIONS = {
 }
 SHARE_OF_SIGMA, SHARE_OF_DELTA = f"{accounting.SIGMA_SHARE:g}", f"{accounting.SAMPLER_SHARE_OF_DELTA:g}"
 """The shares of σ and δ that pay for discrete noise and its samplers, as a statement writes them."""
+SAMPLERS_UNPAID = "the noise sampler's distance from the discrete Gaussian adds "
+"""In the remark of a statement whose share of δ does not pay for the noise samplers, because ε hides nothing."""
 RELEASED = "the noised sum of every step, and therefore every checkpoint, the status and the public evaluations"
 _RUN = (
     "Poisson sampling of units, per-unit clipping, stochastic rounding with an integer norm check, "

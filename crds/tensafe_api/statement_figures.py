@@ -14,6 +14,7 @@ from tensafe_api.privacy_events import charged_events
 from tensafe_api.statement import (
     ADJACENCY_DEFINITIONS,
     RELEASED,
+    SAMPLERS_UNPAID,
     SHARE_OF_DELTA,
     SHARE_OF_SIGMA,
     UNIT_DEFINITIONS,
@@ -73,12 +74,13 @@ def _check_samplers(document: StatementDocument) -> None:
     """Check that the share of δ for the noise samplers pays for their distance, with that of the earlier trainings.
 
     A job has checked it at no less draws and no smaller ε, at most its target. With a target above
-    `LARGEST_PAID_EPSILON` it may have started without, and its statement has a remark.
+    `LARGEST_PAID_EPSILON` it may have started all the same, and its statement has a remark.
     """
     mechanism, claim, shares = document.mechanism, document.claim, document.accounting
     _compare("accounting.shareOfSigmaForDiscreteNoise", shares.share_of_sigma_for_discrete_noise, SHARE_OF_SIGMA)
     _compare("accounting.shareOfDeltaForNoiseSampler", shares.share_of_delta_for_noise_sampler, SHARE_OF_DELTA)
-    if float(claim.target_epsilon) > accounting.LARGEST_PAID_EPSILON:
+    has_remark = any(SAMPLERS_UNPAID in remark for remark in document.remarks)
+    if has_remark and float(claim.target_epsilon) > accounting.LARGEST_PAID_EPSILON:
         return
     draws = mechanism.dimension * mechanism.workers * max(claim.steps, document.spent.steps_charged)
     before = float(document.started_from.noise_distance) if document.started_from else 0.0

@@ -124,8 +124,9 @@ def test_job_with_a_target_that_hides_nothing_may_have_started_without_paying_fo
     """Its statement has a remark. The target is compared with the ledger."""
     remark = ("At an ε of 31 the noise sampler's distance from the discrete Gaussian adds e^-20 to δ.",)
     build_report(make(target_epsilon="31", noise_distance=1e-19, remarks=remark))
-    with pytest.raises(StatementError, match=r"^mechanism\.noiseDistancePerDraw is 1\.000e-19, and δ does not pay"):
-        build_report(make(target_epsilon="30", noise_distance=1e-19))
+    for changes in ({"target_epsilon": "30", "remarks": remark}, {"target_epsilon": "31"}):
+        with pytest.raises(StatementError, match=r"^mechanism\.noiseDistancePerDraw is 1\.000e-19, and δ does not pay"):
+            build_report(make(noise_distance=1e-19, **changes))
 
 
 def test_distance_that_is_no_number_pays_nothing(make: Any) -> None:

@@ -88,7 +88,7 @@ def _start_of(file: IO[bytes]) -> bytes:
 def _is_canonical(document: dict[str, Any], content: bytes) -> bool:
     try:
         return canonical_json(document) == content
-    except ValueError:  # a number such as NaN, or half of a character
+    except (ValueError, RecursionError):  # a number such as NaN, half of a character, or very many levels
         return False
 
 

@@ -21,7 +21,7 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Plan, learning_rate, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_decimal
-from tensafe_api.statement import digest
+from tensafe_api.statement import SAMPLERS_UNPAID, digest
 from tensorguard.checkpoint.encryption import Identities, read_identities
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.recipe import Recipe
@@ -390,7 +390,4 @@ def _check_noise_sampler(
             f"spec.privacy.targetDelta: {plan.delta} is too small for {draws} draws of noise with a distance of "
             f"{noise.total_variation:.1e} each; raise it, or lower spec.lora.rank",
         )
-    return (
-        f"At an ε of {epsilon:.0f} the noise sampler's distance from the discrete Gaussian adds e^{cost:.0f} to δ: "
-        "such an ε hides nothing.",
-    )
+    return (f"At an ε of {epsilon:.0f} {SAMPLERS_UNPAID}e^{cost:.0f} to δ: such an ε hides nothing.",)
