@@ -40,7 +40,8 @@ trainer refuses to run if dimension × steps × workers × distance × (1 + e^ε
 at δ minus this share."""
 
 LARGEST_PAID_EPSILON = 30.0
-"""Above this ε, the factor e^ε makes any distance of the noise samplers cost more than their share of δ."""
+"""Up to this ε, a job whose noise samplers cost more than their share of δ is refused. Above it, the factor e^ε makes
+any distance cost more, and such an ε gives no protection that a refusal could keep."""
 
 MIN_PLD_DELTA = 1e-8
 """The smallest δ for PLD. dp-accounting composes by FFT and does not add its rounding to δ."""

@@ -8,7 +8,7 @@ reads a float and a string. This module reads in the way of Kubernetes, so that 
 that runs on a laptop. It writes quotes around every string that some reader could read as another type. A key that
 occurs twice is reported; otherwise one of its values would be lost without a message.
 
-A manifest may come from a stranger. Aliases of aliases make gigabytes of a few hundred bytes. So a text is refused
+A manifest may come from a stranger. Aliases of aliases turn a few hundred bytes into gigabytes. So a text is refused
 before its values are constructed if it is too large with its aliases written out, or nested too deeply.
 """
 

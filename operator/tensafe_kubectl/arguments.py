@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,25 +47,17 @@ def add_cluster_options(parser: argparse.ArgumentParser, *, default: object = ar
 
 def add_job(parser: argparse.ArgumentParser, *, optional: str = "") -> None:
     """Add the name of a job. optional: what the verb does without it."""
-    parser.add_argument(
-        "name",
-        metavar="NAME",
-        nargs="?" if optional else None,
-        type=_job_name,
-        help=f"name of the job{f' (default: {optional})' if optional else ''}",
-    )
+    _add_name(parser, _job_name, "name of the job", optional)
 
 
 def add_job_or_ledger(parser: argparse.ArgumentParser, *, optional: str = "") -> None:
     """Add the name of a job or of a ledger. optional: what the verb does without it."""
-    parser.add_argument(
-        "name",
-        metavar="NAME",
-        nargs="?" if optional else None,
-        type=_target,
-        help="name of the job or of its ledger; tsj/NAME is a job, pledger/NAME a ledger"
-        + (f" (default: {optional})" if optional else ""),
-    )
+    _add_name(parser, _target, "name of the job or of its ledger; tsj/NAME is a job, pledger/NAME a ledger", optional)
+
+
+def _add_name(parser: argparse.ArgumentParser, kind: Callable[[str], object], meaning: str, optional: str) -> None:
+    default = f" (default: {optional})" if optional else ""
+    parser.add_argument("name", metavar="NAME", nargs="?" if optional else None, type=kind, help=meaning + default)
 
 
 def add_all_namespaces(parser: argparse.ArgumentParser, what: str) -> None:

@@ -65,7 +65,7 @@ def connect(options: Options) -> Api:
         untyped: Any = config
         untyped.load_incluster_config(client_configuration=settings)
         own = _POD_NAMESPACE.read_text().strip() if _POD_NAMESPACE.is_file() else "default"
-        return Api(client.ApiClient(settings), options.namespace or own)
+        return Api(_client(settings), options.namespace or own)
     if not exists:
         raise CommandError(f"no kubeconfig: {paths} does not exist: {_HOWTO}", INVALID)
     try:
@@ -88,7 +88,6 @@ def connect(options: Options) -> Api:
             "and its user with `kubectl config view`",
             INVALID,
         ) from error
-    settings.proxy = settings.proxy or proxy_of_environment(settings.host)
     context = chosen.get("context") or {}
     namespace = options.namespace or context.get("namespace") or "default"
     return Api(_client(settings), namespace, _impersonation(paths, context.get("user")))
@@ -100,6 +99,7 @@ def _client(settings: Any) -> Any:
     """
     from kubernetes import client
 
+    settings.proxy = settings.proxy or proxy_of_environment(settings.host)
     try:
         proxy = urlsplit(settings.proxy or "")
         if proxy.username is not None:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from tensafe_kubectl.api import Api, Object
 from tensafe_kubectl.arguments import Target
 from tensafe_kubectl.errors import FORBIDDEN, NOT_FOUND, CommandError, Refused
-from tensafe_kubectl.reading import JOBS, LEDGERS, part, read_job, read_ledger
+from tensafe_kubectl.reading import JOBS, LEDGERS, names_text, part, read_job, read_ledger
 from tensafe_kubectl.terminal import print_note
 from tensafe_operator.runtime.objects import Resource
-
-_SHOWN_NAMES = 8
 
 
 def find_ledger(api: Api, target: Target) -> tuple[Object, Object | None]:
@@ -102,13 +100,13 @@ def _others(api: Api, name: str, ledger: Object | None) -> str:
         if refused.status != FORBIDDEN:
             raise
         return ""  # who may read one ledger need not be allowed to list them
-    names = [each["metadata"]["name"] for each in found if ledger is None or _uid(each) != _uid(ledger)]
-    if not names:
+    others = [each for each in found if ledger is None or _uid(each) != _uid(ledger)]
+    if not others:
         return ""
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    jobs, names = sorted({each["spec"]["jobName"] for each in others}), [each["metadata"]["name"] for each in others]
     return (
-        f"other jobs with such a name have ledgers of their own, which are not counted here: "
-        f"{', '.join(names[:_SHOWN_NAMES])}{more}"
+        f"other jobs named {' or '.join(jobs)} have ledgers of their own, which are not counted here: "
+        f"{names_text(names)}"
     )
 
 

@@ -7,7 +7,7 @@ absent, and a note names the missing right, so that no screen looks complete whe
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -175,8 +175,13 @@ def _instead(api: Api, name: str) -> str:
     similar = difflib.get_close_matches(name, known, _SHOWN_NAMES, 0.5)
     if similar:
         return f"did you mean {' or '.join(similar)}?"
-    rest = len(known) - _SHOWN_NAMES
-    return f"the jobs there are {', '.join(known[:_SHOWN_NAMES])}" + (f" and {rest} more" if rest > 0 else "")
+    return f"the jobs there are {names_text(known)}"
+
+
+def names_text(names: Sequence[str]) -> str:
+    """The first of these names, and how many more there are."""
+    rest = len(names) - _SHOWN_NAMES
+    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _without_jobs(api: Api) -> str:

@@ -55,7 +55,7 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         job = load_manifest(arguments.manifest, arguments.overrides)
     except ManifestError as error:
-        raise CommandError(str(error), INVALID, str(error).splitlines()) from error
+        raise CommandError(str(error), INVALID, map(str, error.problems)) from error
     options = options_of(arguments)
     given, named = options.namespace, job.metadata.namespace
     if given and named and given != named:

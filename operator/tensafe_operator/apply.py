@@ -55,7 +55,7 @@ async def apply(
     api: ApiClient,
     observed: Observed,
     actions: Iterable[Action],
-    done: Callable[[Create], object] = lambda action: None,
+    done: Callable[[Create], object] | None = None,
 ) -> list[Manifest]:
     """Take these actions, concurrently except for the objects in _CREATED_LAST.
 
@@ -75,7 +75,7 @@ async def apply(
     for group in ([each for each in actions if each not in last], last):
         results = await asyncio.gather(*(_take(api, observed, each) for each in group), return_exceptions=True)
         for action, result in zip(group, results, strict=True):
-            if isinstance(action, Create) and not isinstance(result, BaseException):
+            if done and isinstance(action, Create) and not isinstance(result, BaseException):
                 done(action)
         failures = [each for each in results if isinstance(each, BaseException)]
         if failures:

@@ -31,12 +31,14 @@ class Allowed:
 
     Attributes:
         left: what the status shows of the objects that are left as they are.
+        corrects: whether they bring back objects of an attempt, and do not start one.
         until: when one of these may be brought back again, in seconds since the epoch; None if there is none.
     """
 
     actions: tuple[Action, ...]
-    left: tuple[ClusterWarning, ...]
-    until: float | None
+    left: tuple[ClusterWarning, ...] = ()
+    until: float | None = None
+    corrects: bool = False
 
 
 class Corrections:
@@ -58,20 +60,21 @@ class Corrections:
         The objects with which an attempt starts are always created.
 
         Args:
-            stalled: what the status says that stalls the job. What it no longer says, another operator has removed: it
-                is shown once in each pause, because that operator would remove it again at once.
+            stalled: what the status says that stalls the job. A pause that was shown, and is not in it any more, was
+                removed by another operator. It is not shown again, because that operator would remove it at once.
         """
         actions = tuple(actions)
         created = [each for each in actions if isinstance(each, Create)]
         if not created or any(each.kind not in CORRECTED_KINDS for each in created):
-            return Allowed(actions, (), None)
+            return Allowed(actions)
         ends = {id(each): end for each in created if (end := self._pause_of(each)) is not None}
         left = tuple(
             _warning_of(each)
             for each in created
             if id(each) in ends and (_key(each) not in self._shown or _MESSAGE in stalled)
         )
-        return Allowed(tuple(each for each in actions if id(each) not in ends), left, min(ends.values(), default=None))
+        kept = tuple(each for each in actions if id(each) not in ends)
+        return Allowed(kept, left, min(ends.values(), default=None), corrects=True)
 
     def show(self, namespace: str, left: Iterable[ClusterWarning]) -> None:
         """Note that the status shows these objects that are left as they are."""

@@ -117,7 +117,8 @@ class Reconciler:
                 while True:
                     stalled = object_condition(observed.job, ConditionType.STALLED).get("message") or ""
                     allowed = self._corrections.allowed(decision.actions, stalled)
-                    made = await apply(self._api, observed, allowed.actions, self._corrections.count)
+                    count = self._corrections.count if allowed.corrects else None
+                    made = await apply(self._api, observed, allowed.actions, count)
                     created = {each["kind"]: each for each in made}
                     for each in created.values():
                         self._learn(each)

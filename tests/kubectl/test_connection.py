@@ -7,6 +7,7 @@ import re
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -291,3 +292,16 @@ def test_user_of_a_proxy_is_sent_to_it(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({**CONFIG, "clusters": [{"name": "here", "cluster": cluster}]}))
     headers = connect(Options(str(path)))._configuration.proxy_headers
     assert headers == {"proxy-authorization": "Basic " + base64.b64encode(b"me:p@ss").decode()}
+
+
+def test_proxy_is_used_in_a_pod_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("https_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+
+    def load(client_configuration: Any) -> None:
+        client_configuration.host = "https://10.96.0.1:443"
+
+    monkeypatch.setattr("kubernetes.config.load_incluster_config", load)
+    assert connect(Options())._configuration.proxy == "http://proxy.example:3128"

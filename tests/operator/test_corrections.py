@@ -49,7 +49,7 @@ def test_fight_about_an_object_pauses_is_shown_and_logged_once(
     corrections: Corrections, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(BURST):
-        assert bring_back(corrections, POLICY) == Allowed((POLICY,), (), None)
+        assert bring_back(corrections, POLICY) == Allowed((POLICY,), corrects=True)
         clock.now += 0.01
     end = clock.now + PAUSE_SECONDS
     for _ in range(3):
@@ -89,12 +89,12 @@ def test_pause_is_shown_once_where_another_operator_removes_it_from_the_status(
 
 def test_refused_correction_is_tried_again_without_a_pause(corrections: Corrections) -> None:
     for _ in range(5 * BURST):
-        assert corrections.allowed([POLICY]) == Allowed((POLICY,), (), None)
+        assert corrections.allowed([POLICY]) == Allowed((POLICY,), corrects=True)
 
 
 def test_rare_changes_are_always_brought_back(corrections: Corrections, clock: Clock) -> None:
     for _ in range(5 * BURST):
-        assert bring_back(corrections, POLICY) == Allowed((POLICY,), (), None)
+        assert bring_back(corrections, POLICY) == Allowed((POLICY,), corrects=True)
         clock.now += WINDOW_SECONDS / BURST
 
 
@@ -114,4 +114,10 @@ def test_attempt_never_starts_without_its_network_policy(corrections: Correction
     for _ in range(BURST + 1):
         bring_back(corrections, POLICY)
     start = (POLICY, create("RayJob"))
-    assert corrections.allowed(start) == Allowed(start, (), None)
+    assert corrections.allowed(start) == Allowed(start)
+
+
+def test_objects_with_which_an_attempt_starts_are_no_corrections(corrections: Corrections) -> None:
+    """Nothing is kept of them: the operator starts thousands of jobs."""
+    assert not corrections.allowed((POLICY, create("RayJob"))).corrects
+    assert corrections.allowed([POLICY]).corrects

@@ -65,7 +65,7 @@ _FIXES_BY_CAUSE = {
         # Pods have no CPU limit of their own: it is the default of a LimitRange.
         (re.compile("must be less than or equal to [a-z-]{1,50} limit"), fixes.LIMIT_RANGE),
         (re.compile('Pod "[^"]{1,300}" is invalid: '), fixes.POD_FIELDS),
-        # The CRD of RayJobs checks types and required fields, and the pods the rest.
+        # The API server checks types and required fields in the RayJob already, and the rest in the pods.
         (
             re.compile(r'^RayJob .{1,600}" is invalid: .{0,400}\.(affinity|topologySpreadConstraints)\b'),
             fixes.POD_FIELDS,

@@ -19,7 +19,7 @@ from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.observed import Object, Observed
 from tensafe_operator.plan.outdated import are_all_ready, pods_of_open_attempt
-from tensafe_operator.plan.parsing import has_condition, object_condition
+from tensafe_operator.plan.parsing import has_condition, reason_of_node
 
 CRASH_SECONDS = 120
 """A container that fails so soon after its start fails again in the next pod."""
@@ -96,8 +96,7 @@ def unless_crashing(draft: Draft, state: JobState) -> JobState:
 def _all_wait_for_nodes(observed: Observed) -> bool:
     """Return whether the scheduler has found no node for any pod of the open attempt that is not ready."""
     waiting = [pod for pod in pods_of_open_attempt(observed) if not has_condition(pod, "Ready")]
-    without_node = (object_condition(pod, "PodScheduled").get("reason") == Reason.UNSCHEDULABLE for pod in waiting)
-    return bool(waiting) and all(without_node)
+    return bool(waiting) and all(reason_of_node(pod) == Reason.UNSCHEDULABLE for pod in waiting)
 
 
 def _crashes_of(pod: Object) -> Iterator[str]:

@@ -35,6 +35,11 @@ def has_condition(pod: Object, kind: str) -> bool:
     return object_condition(pod, kind).get("status") == "True"
 
 
+def reason_of_node(pod: Object) -> str | None:
+    """Return why a pod has no node, in a word of its scheduler."""
+    return object_condition(pod, "PodScheduled").get("reason")
+
+
 def has_final_outcome(record: LedgerStatus) -> bool:
     """Return whether the ledger records the end of the job: a final outcome and a final checkpoint."""
     return record.outcome in _FINAL_OUTCOMES and any(release.final for release in record.releases)

@@ -22,7 +22,7 @@ from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.ignored import has_waited, last_change
 from tensafe_operator.plan.observed import Object
-from tensafe_operator.plan.parsing import object_condition
+from tensafe_operator.plan.parsing import object_condition, reason_of_node
 
 PENDING_SECONDS = 300
 """For how long a pod may wait for a node, and then for its volumes and its network."""
@@ -38,9 +38,9 @@ _LONGEST = 400
 def unless_pending(draft: Draft, state: JobState) -> JobState:
     """Return `state`, or that of a job one of whose pods waits without a known error."""
     warnings = _last_warnings(draft)
-    placed = {_reason_of_node(pod) for pod in draft.observed.pods}
+    placed = {reason_of_node(pod) for pod in draft.observed.pods}
     looked_at = _WAITS_FOR_GANG if Reason.UNSCHEDULABLE in placed else ()
-    waits = [_wait_of(pod, warnings) for pod in draft.observed.pods if _reason_of_node(pod) not in looked_at]
+    waits = [_wait_of(pod, warnings) for pod in draft.observed.pods if reason_of_node(pod) not in looked_at]
     waiting = [(since, blocker) for since, blocker in waits if since is not None]
     changed = last_change(draft, state) if waiting else 0.0
     for since, blocker in waiting:
@@ -66,11 +66,6 @@ def _last_warnings(draft: Draft) -> Mapping[str, str]:
     """The last warning about each pod that has a node, by the pod's name."""
     about = (each for each in draft.observed.warnings if each.kind == "Pod" and each.reason != "FailedScheduling")
     return {each.name: f": {each.reason}: {each.message[:_LONGEST]}" for each in about}
-
-
-def _reason_of_node(pod: Object) -> str | None:
-    """Why a pod has no node, in a word of its scheduler."""
-    return object_condition(pod, "PodScheduled").get("reason")
 
 
 def _wait_of(pod: Object, warnings: Mapping[str, str]) -> tuple[float | None, Blocker]:

@@ -50,9 +50,6 @@ from tensorguard.training.private_metrics import PrivateMetrics
 from tensorguard.training.schedule import learning_rate_schedule
 from tensorguard.training.unit_gradients import ShardGradients
 
-"""A job whose noise sampler is not precise enough for its δ is refused up to this ε; above it, such an ε gives no
-protection that a refusal could keep."""
-
 
 @dataclass
 class StepComponents:
