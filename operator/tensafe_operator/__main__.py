@@ -163,9 +163,7 @@ async def _lead(
 
     async def compute(key: Key) -> bool:
         observed = observe_cached(cache, key)
-        if observed is not None:
-            await reconciler.compute(observed)
-        return observed is not None
+        return observed is not None and await reconciler.compute(observed)
 
     async def resync_periodically() -> None:
         before: list[Key] = []

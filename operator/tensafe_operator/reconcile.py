@@ -151,13 +151,22 @@ class Reconciler:
                     raise blocked.__cause__ from None  # the delay grows: each request may take its time limit
                 return self._clock() + _retry_seconds(observed.job, blocked, self._clock())
 
-    async def compute(self, cached: Observed) -> None:
+    async def compute(self, cached: Observed) -> bool:
         """Compute in a thread what the next reconcile of a job needs, so that it is cached.
+
+        Returns:
+            Whether anything was missing. The figures of a job are often those of another one.
 
         Raises:
             TakesLong: the turn has ended, and something is missing still.
         """
-        await self._decide(replace(cached, guarded=await self._guarded()), patient=True)
+        observed = replace(cached, guarded=await self._guarded())
+        try:
+            await self._decide(observed, patient=False)
+        except TakesLong:
+            await self._decide(observed, patient=True)
+            return True
+        return False
 
     async def _decide(self, observed: Observed, patient: bool) -> Decision:
         """The decision. Long accounting runs in a thread, so that it blocks neither the Lease nor other jobs.

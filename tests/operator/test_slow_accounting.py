@@ -69,11 +69,13 @@ def test_only_a_patient_call_computes_long_and_does_it_in_a_thread(
     with pytest.raises(TakesLong):
         run(patient=False)
     assert api.statuses == [], "a long computation is no failure of the job"
-    asyncio.run(reconciler.compute(cluster.observe()))
+    assert asyncio.run(reconciler.compute(cluster.observe())), "something was missing"
     assert api.statuses == []
     run(patient=False)
     run(patient=True)
-    assert threads == [False, True, False, True]
+    assert threads == [False, False, True, False, True]
+    assert not asyncio.run(reconciler.compute(cluster.observe())), "everything is cached"
+    assert threads[5:] == [False]
     assert api.statuses[0]["privacy"] == api.statuses[1]["privacy"]
 
 

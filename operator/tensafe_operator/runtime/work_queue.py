@@ -6,7 +6,8 @@ delay. `FairOrder` decides which key is the next.
 
 A handler that would have to compute for long raises `TakesLong` instead. `compute` then does that for the key, while
 other keys are handled, and the key is handled again. Until that has ended, its namespace has no other computation, and
-it counts as one: the handler may compute what is missing still.
+it counts as one: the handler may compute what is missing still. Where `compute` finds that another key's computation
+has left nothing to compute, the turn ends at once: equal jobs wait for one computation, and not for one another.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ Handler = Callable[[Key, bool], Awaitable[float | None]]
 is true after its `TakesLong`: the results should be cached now, and it computes what is still missing. If that is too
 much, it raises `TakesLong` again."""
 Compute = Callable[[Key], Awaitable[bool]]
-"""Computes what the handler of a key needs, so that it is cached, and returns whether it did: false where the key does
-not exist any more. It must not block the event loop. It raises `TakesLong` where more is left for its next turn."""
+"""Computes what the handler of a key needs, so that it is cached, and returns whether it did: false where it is cached
+already, or the key does not exist any more. It must not block the event loop. It raises `TakesLong` where more is left
+for its next turn."""
 
 
 class TakesLong(Exception):

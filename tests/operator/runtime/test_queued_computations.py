@@ -94,6 +94,34 @@ def test_slow_keys_of_one_namespace_leave_a_computation_to_the_others(slow: str)
     drive_both(handle, compute, scenario)
 
 
+def test_keys_whose_figures_were_computed_for_another_do_not_wait_for_one_another() -> None:
+    """A thousand equal jobs need one computation. Each handler writes to the API server, which takes its time."""
+    first, *others = jobs = [("busy", f"job-{number}") for number in range(work_queue.WORKERS)]
+    refused: list[Key] = []
+    handled: list[tuple[Key, bool]] = []
+    together = asyncio.Barrier(len(others))
+
+    async def compute(key: Key) -> bool:
+        return key == first
+
+    async def handle(key: Key, computed: bool) -> None:
+        if key not in refused:
+            refused.append(key)
+            raise TakesLong
+        if key != first:
+            await together.wait()
+        handled.append((key, computed))
+
+    async def scenario(queue: WorkQueue) -> None:
+        for key in jobs:
+            queue.touch(key)
+        while len(handled) < len(jobs):
+            await asyncio.sleep(0)
+        assert sorted(handled) == sorted([(first, True), *((key, False) for key in others)])
+
+    drive_both(handle, compute, scenario)
+
+
 def test_computation_that_is_too_much_for_one_turn_continues_in_the_next() -> None:
     ran: list[str] = []
     done = asyncio.Event()
