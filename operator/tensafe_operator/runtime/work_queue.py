@@ -73,6 +73,9 @@ class WorkQueue:
         self._ready, self._uncomputed = FairOrder(), ComputationOrder()
         self._computed: dict[Key, asyncio.Event] = {}
         """Keys that were computed, and what is set once they have been handled."""
+        self._found_cached: set[Key] = set()
+        """Keys for which nothing was left to compute, until they have been handled. If the handler needs more all the
+        same, because it has read something newer, it computes that itself in its next turn."""
         self._waiting: set[Key] = set()
         self._running: set[Key] = set()
         self._touched_while_running: set[Key] = set()
@@ -99,6 +102,7 @@ class WorkQueue:
         """Keep nothing about this key, which does not exist any more."""
         self._ready.forget(key)
         self._due.pop(key, None)
+        self._found_cached.discard(key)
 
     def touch_at(self, key: Key, when: float) -> None:
         """Touch the key at this time, unless an earlier time is already set."""
@@ -127,6 +131,7 @@ class WorkQueue:
             try:
                 wake = await handle(key, computed is not None)
                 self._failures.pop(key, None)
+                self._found_cached.discard(key)
                 if wake is not None:
                     self.touch_at(key, wake)
             except TakesLong as refused:
@@ -150,7 +155,10 @@ class WorkQueue:
         while True:
             key = await self._uncomputed.get()
             try:
-                computed = await compute(key)
+                if computed := await compute(key) or key in self._found_cached:
+                    self._found_cached.discard(key)
+                else:
+                    self._found_cached.add(key)
             except (ApiUnavailable, ApiError, TakesLong):
                 computed = False
             except Exception:

@@ -122,6 +122,30 @@ def test_keys_whose_figures_were_computed_for_another_do_not_wait_for_one_anothe
     drive_both(handle, compute, scenario)
 
 
+def test_handler_that_needs_more_than_what_was_computed_computes_it_in_its_next_turn() -> None:
+    """It may have read an object that is newer than the cache, again and again."""
+    ran: list[bool] = []
+    done = asyncio.Event()
+
+    async def compute(key: Key) -> bool:
+        return False
+
+    async def handle(key: Key, computed: bool) -> None:
+        ran.append(computed)
+        if not computed:
+            raise TakesLong
+        done.set()
+
+    async def scenario(queue: WorkQueue) -> None:
+        for _ in range(2):
+            queue.touch(ONE)
+            await done.wait()
+            done.clear()
+        assert ran == 2 * [False, False, True]
+
+    drive_both(handle, compute, scenario)
+
+
 def test_computation_that_is_too_much_for_one_turn_continues_in_the_next() -> None:
     ran: list[str] = []
     done = asyncio.Event()
