@@ -15,6 +15,7 @@ before its values are constructed if it is too large with its aliases written ou
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,11 +25,10 @@ import yaml
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
-_INTEGER = re.compile(r"^[-+]?(0|[1-9][0-9_]*|0[0-7_]+|0x[0-9a-fA-F]+|0o[0-7]+|0b[01]+)$")
-_FLOAT = re.compile(
-    r"^([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+|[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)"
-    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
-)
+_INTEGER = re.compile(r"^[-+]?(0|[1-9][0-9]*|0[oO]?[0-7]+|0[xX][0-9a-fA-F]+|0[bB][01]+)$")
+_FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
+_FRACTION = re.compile(r"^\.[0-9]+(_[0-9]+)*([eE][-+]?[0-9]+(_[0-9]+)*)?$")
+_NOT_FINITE = re.compile(r"^([-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$")
 _NOT_IN_YAML = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 _SAFE_START = re.compile(r"[A-Za-z/^]")
 MAX_LEVELS = 100
@@ -37,7 +37,8 @@ MAX_SIZE = 4 << 20
 """Maximum size of a text with its aliases written out: its characters, and `_NODE_SIZE` for each scalar, list and
 mapping. The API server takes about 1.5 MiB."""
 _NODE_SIZE = 32
-_MERGE = "tag:yaml.org,2002:merge"
+_TAG = "tag:yaml.org,2002:"
+_MERGE = f"{_TAG}merge"
 _LONGEST_NUMBER = 1000
 """Characters of a number. Python converts no decimal number of more than 4,300 digits to an integer."""
 _WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
@@ -150,6 +151,15 @@ class _Loader(_Bounded, yaml.SafeLoader):
         super().__init__(text)
         self.key_problems: list[str] = []
 
+    def resolve(self, kind: type[yaml.Node], value: str, implicit: tuple[bool, bool]) -> str:
+        if kind is yaml.ScalarNode and implicit[0] and (number := _kind_of_number(value)):
+            return f"{_TAG}{number}"
+        return str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        text = _without_underscores(self.construct_scalar(node))
+        return int(text, 8 if re.match("[-+]?0[0-9]", text) else 0)
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if not isinstance(node, yaml.ScalarNode):
             return super().construct_object(node, deep)
@@ -160,6 +170,13 @@ class _Loader(_Bounded, yaml.SafeLoader):
         except (ValueError, LookupError, AttributeError) as error:  # such as !!bool text
             raise ConstructorError(None, None, _no_value(kind, length), node.start_mark) from error
         raise ConstructorError(None, None, _no_value(kind, length), node.start_mark)
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        node: yaml.ScalarNode = super().compose_scalar_node(anchor)
+        if event.tag == "!":  # `! 5` is a text
+            node.tag = f"{_TAG}str"
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -192,6 +209,22 @@ class _Loader(_Bounded, yaml.SafeLoader):
                         "write << first"
                     )
             written.setdefault(key, line)
+
+
+def _kind_of_number(text: str) -> str | None:
+    """Whether Kubernetes reads a text without quotes as an `int` or a `float`; None: as neither, or not finite."""
+    if text[:1] not in "+-.0123456789":
+        return None
+    if text.startswith(".") and not _FRACTION.match(text):
+        return None
+    plain = _without_underscores(text)
+    if _INTEGER.match(plain):
+        return "int"
+    return "float" if _FLOAT.match(plain) and math.isfinite(float(plain)) else None
+
+
+def _without_underscores(text: str) -> str:
+    return text.replace("_", "")
 
 
 def _merged_keys(node: yaml.Node) -> set[str]:
@@ -236,11 +269,11 @@ def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _represent_string)
-_REPLACED = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp", "value"))
+_REPLACED = frozenset(f"{_TAG}{kind}" for kind in ("int", "float", "timestamp", "value"))
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in _REPLACED]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^[yYnN]$"), list("yYnN"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INTEGER, list("-+0123456789"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+_Loader.add_implicit_resolver(f"{_TAG}bool", re.compile("^[yYnN]$"), list("yYnN"))
+_Loader.add_implicit_resolver(f"{_TAG}float", _NOT_FINITE, list("-+."))
+_Loader.add_constructor(f"{_TAG}int", _Loader.construct_yaml_int)

@@ -117,8 +117,10 @@ def _locked_build_cache(kind: int) -> Iterator[Path]:
 
 
 def _cache(folder: Path) -> Path:
-    pins = hashlib.sha256((folder / "go.mod").read_bytes() + (folder / "go.sum").read_bytes()).hexdigest()[:16]
-    return home() / f"{folder.name}-{pins}"
+    """The folder for what a module builds, named after the digest of its pins and its own source."""
+    files = [folder / "go.mod", folder / "go.sum", *sorted(folder.glob("*.go"))]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    return home() / f"{folder.name}-{digest}"
 
 
 def home() -> Path:

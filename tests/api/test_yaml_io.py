@@ -29,7 +29,14 @@ from tensafe_api import yaml_io
         ("2026-01-31", "2026-01-31"),
         ("2026-01-31T12:00:00Z", "2026-01-31T12:00:00Z"),
         ("12:30:45", "12:30:45"),
-        ("08", "08"),
+        ("08", 8.0),
+        ("1_000", 1000),
+        ("0X1_4", 20),
+        ("1_0.5", 10.5),
+        (".5_0", 0.5),
+        ("._5", "._5"),
+        ("1e400", "1e400"),
+        ("-.", "-."),
         ('"8"', "8"),
         ("true", True),
         ("off", False),
@@ -118,7 +125,18 @@ def test_value_that_cannot_be_read_is_refused(text: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("y", True), ("N", False), ("0o17", 15), ("017", 15), ("=", "="), ("yy", "yy"), ("'n'", "n")]
+    ("text", "value"),
+    [
+        ("y", True),
+        ("N", False),
+        ("0o17", 15),
+        ("017", 15),
+        ("=", "="),
+        ("yy", "yy"),
+        ("! y", "y"),
+        ("! 5", "5"),
+        ("'n'", "n"),
+    ],
 )
 def test_scalar_is_read_as_by_kubernetes(text: str, value: object) -> None:
     assert yaml_io.read_documents(f"a: {text}\n") == ([{"a": value}], [])
