@@ -123,6 +123,7 @@ class WorkQueue:
 
     async def _work(self, handle: Handler) -> None:
         while True:
+            await asyncio.sleep(0)  # a handler may await nothing, and all other workers may be busy
             key = await self._ready.get()
             computed = self._computed.pop(key, None)
             self._waiting.discard(key)
@@ -167,6 +168,8 @@ class WorkQueue:
             if computed:
                 handled = self._computed[key] = asyncio.Event()
                 await handled.wait()
+            else:
+                await asyncio.sleep(0)  # as in `_work`
             self._uncomputed.done(key)
 
     def _retry(self, key: Key, reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -118,6 +119,40 @@ def test_keys_whose_figures_were_computed_for_another_do_not_wait_for_one_anothe
         while len(handled) < len(jobs):
             await asyncio.sleep(0)
         assert sorted(handled) == sorted([(first, True), *((key, False) for key in others)])
+
+    drive_both(handle, compute, scenario)
+
+
+def test_event_loop_runs_other_tasks_between_keys_whose_figures_are_cached() -> None:
+    """Also where the other computation continues, so that one task takes all these keys from the queue."""
+    jobs = [("busy", f"job-{number}") for number in range(work_queue.WORKERS)]
+    computing: list[Key] = []
+    begun, finish = asyncio.Event(), asyncio.Event()
+    refused: set[Key] = set()
+
+    async def compute(key: Key) -> bool:
+        computing.append(key)
+        if key == ONE:
+            begun.set()
+            await finish.wait()
+        return False
+
+    async def handle(key: Key, computed: bool) -> None:
+        if key not in refused:
+            refused.add(key)
+            raise TakesLong
+
+    async def scenario(queue: WorkQueue) -> None:
+        queue.touch(ONE)
+        await begun.wait()
+        for key in jobs:
+            queue.touch(key)
+        seen = [len(computing)]
+        while seen[-1] < 1 + len(jobs):
+            await asyncio.sleep(0)
+            seen.append(len(computing))
+        assert max(after - before for before, after in itertools.pairwise(seen)) == 1
+        finish.set()
 
     drive_both(handle, compute, scenario)
 

@@ -77,6 +77,35 @@ def test_different_keys_are_handled_concurrently() -> None:
     drive(handle, scenario)
 
 
+def test_event_loop_runs_other_tasks_between_keys_whose_handler_awaits_nothing() -> None:
+    """Also where only one worker is free, because the API server does not answer the others."""
+    slow = [("clinic", f"slow-{number}") for number in range(work_queue.WORKERS - 1)]
+    quick = [("clinic", f"quick-{number}") for number in range(20)]
+    handled: list[Key] = []
+    answer = asyncio.Event()
+
+    async def handle(key: Key) -> None:
+        handled.append(key)
+        if key in slow:
+            await answer.wait()
+
+    async def scenario(queue: WorkQueue) -> None:
+        for key in slow:
+            queue.touch(key)
+        while len(handled) < len(slow):
+            await asyncio.sleep(0)
+        for key in quick:
+            queue.touch(key)
+        seen = [len(handled)]
+        while seen[-1] < len(slow) + len(quick):
+            await asyncio.sleep(0)
+            seen.append(len(handled))
+        assert max(after - before for before, after in itertools.pairwise(seen)) == 1
+        answer.set()
+
+    drive(handle, scenario)
+
+
 def test_earliest_alarm_touches_the_key_once() -> None:
     ran: list[float] = []
     handled = asyncio.Event()
