@@ -116,6 +116,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"spec.cluster.rayJobLabels": {"ray.io/priority-class-name": "system-node-critical"}}, "rayJobLabels"),
     ({"spec.cluster.rayJobLabels": {"kueue.x-k8s.io/priority-class": "urgent"}}, "allows only batch"),
     ({"spec.cluster.podLabels": {"priorityClassName": "urgent"}}, "podLabels: the administrator allows only batch"),
+    ({"metadata.labels": {"priorityClassName": "urgent"}}, "metadata.labels.priorityClassName: the"),
     (
         {"spec.cluster.env": [{"name": "HF_HOME", "value": "a"}, {"name": "LD_LIBRARY_PATH", "value": "/mnt/a"}]},
         "spec.cluster.env: the administrator allows only AWS_CA_BUNDLE, HF_*",
@@ -263,12 +264,15 @@ def test_tighter_limits_leave_existing_jobs_alone(limited: Limited) -> None:
     later = f"{limited.namespace}-later"
     limited.plane.kubectl("create", "namespace", later)
     beyond = {"spec.cluster.priorityClassName": "high", "spec.privacy.targetEpsilon": "20"}
+    beyond |= {"metadata.labels": {"priorityClassName": "high"}}
     job = changed(MINIMAL, {**WITHIN, **beyond, "metadata.namespace": later})
     limited.plane.kubectl("create", "-f", "-", text=json.dumps(job))
     limited.plane.kubectl("label", "namespace", later, "limited=yes")
     wait_until(lambda: limited.refusal(beyond, later), 60)
     for body in ({"spec": {"suspend": True}}, {"metadata": {"labels": {"a": "b"}}}):
         limited.plane.kubectl("-n", later, "patch", "tsj", "claims-triage", "--type=merge", "-p", json.dumps(body))
+    patch = ("-n", later, "label", "tsj", "claims-triage", "--overwrite", "priorityClassName=higher")
+    assert "metadata.labels.priorityClassName" in limited.plane.kubectl(*patch, check=False).stderr
 
 
 def test_default_delta_counts_as_one_that_is_written(limited: Limited) -> None:
