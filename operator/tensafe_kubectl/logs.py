@@ -189,6 +189,8 @@ def _source(api: Api, namespace: str, pod: Object, previous: bool) -> Source:
         rank, lost, message = failure_in_log([line.decode(errors="replace") for line in tail])
         if lost < _NEVER:
             failed, why = min(failed, lost), message
+    if not why and not part(pod, "spec.nodeName"):
+        why = "it has no node yet"
     return Source(name, container, role, rank, failed, why)
 
 

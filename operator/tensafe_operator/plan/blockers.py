@@ -262,7 +262,9 @@ def _blocker_of_container(pod: str, container: Object, waiting: Object) -> Block
     if reason == _CONFIG_ERROR:
         return Blocker(_reason_of_config_error(message), f"{pod}: {message}")
     if reason == "CrashLoopBackOff":
-        return Blocker(Reason.CRASH_LOOP, f"{pod}: container {container.get('name')} exits repeatedly")
+        last = (container.get("lastState") or {}).get("terminated") or {}
+        code = f", last with exit code {last['exitCode']} ({last.get('reason')})" if last.get("exitCode") else ""
+        return Blocker(Reason.CRASH_LOOP, f"{pod}: container {container.get('name')} exits repeatedly{code}"[:_LONGEST])
     return Blocker(Reason.CONTAINER_REFUSED, f"{pod}: container {container.get('name')}: {reason}{because}")
 
 

@@ -78,7 +78,7 @@ class LeaderElection:
         while self.leading:
             await asyncio.sleep(self.durations.retry_period)
             await self._try()
-        log.error("the lease is lost")
+        log.error("the lease is lost: it was last renewed %.0f s ago", self.unrenewed)
 
     async def give_up(self) -> None:
         """Give up the Lease, so that another process can lead immediately."""

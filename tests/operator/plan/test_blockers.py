@@ -24,6 +24,13 @@ def waiting_pod(reason: str, message: str = "") -> dict[str, Any]:
     return pod(containerStatuses=[{"name": "ray", "image": "registry/none:1", "state": state}])
 
 
+def crash_loop(exit_code: int, reason: str) -> dict[str, Any]:
+    found = waiting_pod("CrashLoopBackOff")
+    last = {"terminated": {"exitCode": exit_code, "reason": reason}}
+    found["status"]["containerStatuses"][0]["lastState"] = last
+    return found
+
+
 def observe(
     *pods: dict[str, Any], warnings: tuple[ClusterWarning, ...] = (), kuberay: bool = True, guarded: bool = True
 ) -> Observed:
@@ -65,6 +72,7 @@ _MISSING_SECRET = {"reason": "CreateContainerConfigError", "message": 'secret "l
         ),
         (observe(waiting_pod("RegistryUnavailable")), Reason.IMAGE_PULL_FAILED, "registry/none:1"),
         (observe(waiting_pod("CrashLoopBackOff")), Reason.CRASH_LOOP, "container ray"),
+        (observe(crash_loop(137, "OOMKilled")), Reason.CRASH_LOOP, "repeatedly, last with exit code 137 (OOMKilled)"),
         (
             observe(waiting_pod("CreateContainerError", "failed to inject CDI devices")),
             Reason.CONTAINER_REFUSED,
