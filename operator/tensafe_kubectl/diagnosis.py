@@ -17,7 +17,7 @@ from tensafe_api.resources.job import KIND
 from tensafe_api.timestamps import parse_time
 from tensafe_kubectl import screen
 from tensafe_kubectl.api import Object
-from tensafe_kubectl.reading import part
+from tensafe_kubectl.reading import event_time, part
 from tensafe_kubectl.terminal import cut
 from tensafe_operator import names
 
@@ -89,12 +89,15 @@ def diagnose(seen: Seen, now: float) -> Diagnosis:
 
 def _state(seen: Seen, now: float) -> Diagnosis:
     job, phase = seen.job, screen.phase_of(seen.job)
+    change = "" if screen.is_final(job) else _unseen_change(seen, now)
+    if (phase == screen.NOT_SEEN or change) and (refused := _refused_status(seen)) is not None:
+        return refused
     if phase == screen.NOT_SEEN:
         created = parse_time(part(job, "metadata.creationTimestamp"))
         if created is not None and now - created < PATIENCE_SECONDS:
             return Diagnosis("New", "The job was created just now, and the operator has not seen it yet.", "Wait.")
         return Diagnosis("NotSeen", "No operator has seen this job.", _FIX_OF_NOT_SEEN, by_operator=False)
-    if not screen.is_final(job) and (change := _unseen_change(seen, now)):
+    if change:
         return Diagnosis("NotSeen", f"No operator has seen that {change}.", _FIX_OF_NOT_SEEN, by_operator=False)
     word, message = screen.state_of(job)
     if phase == Phase.QUEUED and not screen.is_blocked(job):
@@ -132,6 +135,22 @@ def _wait_in_queue(seen: Seen, now: float, word: str, waits: str) -> Diagnosis:
         what = f"{waits} Workload {workload} is deactivated, so Kueue does not admit it, whatever room the queue has."
         return Diagnosis(word, what, _FIX_OF_INACTIVE.format(workload), by_operator=False)
     return Diagnosis(word, waits, _FIX_OF_QUEUED)
+
+
+def _refused_status(seen: Seen) -> Diagnosis | None:
+    """Why the operator cannot write the job's status, by its newest Event about the job; None where there is none since
+    the status was written.
+    """
+    fields = part(seen.job, "metadata.managedFields") or ()
+    written = max((str(each.get("time")) for each in fields if each.get("subresource") == "status"), default="")
+    about_job = [event for event in seen.warnings or () if part(event, "involvedObject.kind") == KIND]
+    if not about_job or event_time(about_job[-1]) <= written:
+        return None
+    reason = Reason.named(str(about_job[-1].get("reason")))
+    if reason is None:
+        return None
+    what, fix = split_fix(str(about_job[-1].get("message") or ""), reason.fix)
+    return Diagnosis(reason.value, cut(what), fix)
 
 
 def _unseen_change(seen: Seen, now: float) -> str:

@@ -44,7 +44,7 @@ def condition(job: Object, kind: ConditionType) -> Mapping[str, Any]:
 def state_of(job: Object) -> tuple[str, str]:
     """Why the job is in its phase: the reason, and a sentence."""
     if phase_of(job) == NOT_SEEN:
-        return "", "No operator has processed the job yet."
+        return "", "No operator has written a status yet."
     stalled, ready = condition(job, ConditionType.STALLED), condition(job, ConditionType.READY)
     deciding = stalled if stalled.get("status") == "True" else ready
     return str(deciding.get("reason") or ""), str(deciding.get("message") or "")

@@ -27,6 +27,7 @@ from tensafe_operator.plan.short_status import TOO_LARGE, short_status
 from tensafe_operator.plan.transitions import Transition, transitions_between
 from tensafe_operator.runtime.api_client import (
     CONFLICT,
+    NOT_FOUND,
     AlreadyExists,
     ApiClient,
     ApiError,
@@ -94,24 +95,38 @@ async def write_status(api: ApiClient, job: Mapping[str, Any], status: Status, n
 
     Raises:
         RetryLater: if the job has changed since it was read.
-        ObjectTooLarge: if not even the short status can be stored. An Event reports it.
-        ApiUnavailable, ApiError: if the API server does not answer or refuses the status.
+        ApiUnavailable, ApiError: if the API server does not answer or refuses the status. ObjectTooLarge: if not even
+            the short status can be stored. An Event of the job reports what will not pass by itself.
     """
     before = job.get("status") or {}
     try:
-        stored = await _store(api, job, status)
-    except ObjectTooLarge:
-        status = short_status(before, status, now)
         try:
-            stored = await _store(api, job, status, without_managers=True)
+            stored = await _store(api, job, status)
         except ObjectTooLarge:
-            await record_events(api, job, status, [Transition(Reason.FORBIDDEN, TOO_LARGE, warning=True)], now)
-            raise
+            status = short_status(before, status, now)
+            stored = await _store(api, job, status, without_managers=True)
+    except (ApiUnavailable, ApiError) as error:
+        if message := _why_not_stored(error):
+            await record_events(api, job, status, [Transition(Reason.FORBIDDEN, message, warning=True)], now)
+        raise
     if stored is None:
         return None
     transitions = transitions_between(Status.model_validate(before, by_alias=True, by_name=False), status)
     await record_events(api, job, status, transitions, now)
     return stored
+
+
+def _why_not_stored(error: ApiUnavailable | ApiError) -> str:
+    """What a user has to know of a status that cannot be stored; empty where that may pass by itself, and where the job
+    is deleted.
+    """
+    if isinstance(error, ObjectTooLarge):
+        return TOO_LARGE
+    if isinstance(error, ApiUnavailable) and not error.webhook:
+        return ""
+    if isinstance(error, ApiError) and error.status == NOT_FOUND:
+        return ""
+    return f"The status of this job cannot be written: {error}: {Reason.FORBIDDEN.fix}"
 
 
 async def _store(

@@ -193,3 +193,26 @@ def test_message_of_a_ray_job_is_not_repeated() -> None:
     }
     found = diagnose(Seen(job_with(status_of(Phase.FAILED, Reason.WORKER_LOST)), ray_job=ray_job), NOW)
     assert found.evidence == ["RayJob triage-a1: Failed, FAILED, AppFailed"]
+
+
+def refused(time: str) -> dict[str, Any]:
+    """The Event of an operator that cannot write the status."""
+    about = {"kind": "TenSafeTrainingJob", "name": "triage", "uid": "1"}
+    message = f"The status of this job cannot be written: no: {Reason.FORBIDDEN.fix}"
+    return {"metadata": {}, "involvedObject": about, "reason": "Forbidden", "message": message, "lastTimestamp": time}
+
+
+def test_status_that_the_operator_cannot_write_is_explained_by_its_event() -> None:
+    written, later = "2027-01-15T08:10:00Z", "2027-01-15T08:10:01Z"
+    new = diagnose(Seen(job_with(None), warnings=[refused(CREATED)]), NOW)
+    assert (new.reason, new.what) == ("Forbidden", "The status of this job cannot be written: no")
+    assert (new.fix, new.by_operator) == (Reason.FORBIDDEN.fix, True)
+    job = job_with({**status_of(Phase.RUNNING, Reason.TRAINING), "observedGeneration": 1})
+    job["metadata"] |= {
+        "generation": 2,
+        "managedFields": [{"time": CREATED}, {"subresource": "status", "time": written}],
+    }
+    for time, reason in ((later, "Forbidden"), (written, "NotSeen")):
+        assert diagnose(Seen(job, warnings=[refused(time)]), NOW + 700).reason == reason
+    seen = {**job, "status": {**job["status"], "observedGeneration": 2}}
+    assert diagnose(Seen(seen, warnings=[refused(later)]), NOW + 700).reason == Reason.TRAINING

@@ -33,7 +33,7 @@ def manifest(tmp_path: Path) -> Path:
 
 def test_run_applies_the_manifest_and_ends_with_the_job(team: Team, start: Start, manifest: Path) -> None:
     run = start("run", str(manifest), "--set", "spec.training.steps=20")
-    run.wait_for("New: No operator has processed the job yet")
+    run.wait_for("New: No operator has written a status yet")
     assert team.job()["spec"]["training"]["steps"] == 20
     team.write_status(status_of(Phase.STARTING, Reason.SECRET_MISSING, "secret s3-keys not found", stalled=True))
     run.wait_for("Starting, blocked (SecretMissing): secret s3-keys not found")
@@ -149,7 +149,7 @@ def test_deleted_job_ends_the_command_with_an_error(team: Team, start: Start) ->
 def test_job_deleted_before_it_had_a_ledger_has_left_none(team: Team, start: Start) -> None:
     team.create_job()
     follower = start("status", NAME, "--watch")
-    follower.wait_for("No operator has processed the job yet")
+    follower.wait_for("No operator has written a status yet")
     team.kubectl("delete", "tsj", NAME)
     code, printed = follower.end()
     assert code == 1 and "was deleted" in printed and "ledger stays" not in printed

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fakes.kuberay import install_kuberay_crds
-from e2e.platform.fixtures.job_harness import JobHarness
+from e2e.platform.fixtures.job_harness import JobHarness, Refuse
 from e2e.platform.fixtures.roles import install_roles
 
 
@@ -22,3 +24,35 @@ def kubeconfig(control_plane: ControlPlane) -> Path:
 @pytest.fixture
 def cluster(control_plane: ControlPlane, namespace: str, kubeconfig: Path) -> JobHarness:
     return JobHarness(control_plane, namespace, kubeconfig)
+
+
+@pytest.fixture
+def platform_team(control_plane: ControlPlane, namespace: str) -> Iterator[Refuse]:
+    """Lets an admission policy refuse what the operator does with a kind of object in the namespace."""
+    made: list[str] = []
+
+    def refuse(operation: str, group: str, resource: str) -> None:
+        name = f"{namespace}-{operation.lower()}-{resource.replace('/', '-')}"
+        rule = {"apiGroups": [group], "apiVersions": ["*"], "operations": [operation], "resources": [resource]}
+        expression = "!request.userInfo.username.endsWith(':tensafe-operator')"
+        selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+        policy = {
+            "kind": "ValidatingAdmissionPolicy",
+            "spec": {
+                "matchConstraints": {"resourceRules": [rule], "namespaceSelector": selector},
+                "validations": [{"expression": expression, "message": "the platform team owns this object"}],
+            },
+        }
+        binding = {
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "spec": {"policyName": name, "validationActions": ["Deny"]},
+        }
+        common = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": name}}
+        items = [{**common, **each} for each in (policy, binding)]
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+        control_plane.kubectl("apply", "-f", "-", text=text)
+        made.append(text)
+
+    yield refuse
+    for text in made:
+        control_plane.kubectl("delete", "-f", "-", text=text)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from e2e.platform.controlplane import ControlPlane, free_ports
+from e2e.platform.controlplane import free_ports
 from e2e.platform.fakes import statuses
-from e2e.platform.fixtures.job_harness import JobHarness
+from e2e.platform.fixtures.job_harness import JobHarness, Refuse
 from e2e.platform.fixtures.manifests import MINIMAL, changed
 from e2e.platform.fixtures.polling import wait_until
 from tensafe_api import fixes
@@ -22,14 +21,11 @@ from tensafe_operator.plan.blockers import starting_state
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.observed import ClusterWarning, Observed
 from tensafe_operator.reconcile import RETRY_SECONDS
-from tensafe_operator.runtime.api_client import ApiUnavailable, ObjectTooLarge
+from tensafe_operator.runtime.api_client import ApiUnavailable
 from tensafe_operator.runtime.work_queue import LONGEST_RETRY_SECONDS
 from tensafe_operator.settings import Settings
 
 pytestmark = pytest.mark.cluster
-
-Refuse = Callable[[str, str, str], None]
-"""Refuses an operation on a resource of an API group."""
 
 
 def test_own_role_binding_with_another_role_is_created_again(cluster: JobHarness) -> None:
@@ -46,38 +42,6 @@ def test_own_role_binding_with_another_role_is_created_again(cluster: JobHarness
     after = cluster.get("rolebinding", name)
     assert after is not None and after["roleRef"] == before["roleRef"]
     assert cluster.condition("Stalled")["status"] == "False"
-
-
-@pytest.fixture
-def platform_team(control_plane: ControlPlane, namespace: str) -> Iterator[Refuse]:
-    """Lets an admission policy refuse what the operator does with a kind of object in the namespace."""
-    made: list[str] = []
-
-    def refuse(operation: str, group: str, resource: str) -> None:
-        name = f"{namespace}-{operation.lower()}-{resource}"
-        rule = {"apiGroups": [group], "apiVersions": ["*"], "operations": [operation], "resources": [resource]}
-        expression = "!request.userInfo.username.endsWith(':tensafe-operator')"
-        selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
-        policy = {
-            "kind": "ValidatingAdmissionPolicy",
-            "spec": {
-                "matchConstraints": {"resourceRules": [rule], "namespaceSelector": selector},
-                "validations": [{"expression": expression, "message": "the platform team owns this object"}],
-            },
-        }
-        binding = {
-            "kind": "ValidatingAdmissionPolicyBinding",
-            "spec": {"policyName": name, "validationActions": ["Deny"]},
-        }
-        common = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": name}}
-        items = [{**common, **each} for each in (policy, binding)]
-        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
-        control_plane.kubectl("apply", "-f", "-", text=text)
-        made.append(text)
-
-    yield refuse
-    for text in made:
-        control_plane.kubectl("delete", "-f", "-", text=text)
 
 
 def test_refused_correction_is_shown_and_the_end_of_the_attempt_is_recorded(
@@ -316,60 +280,6 @@ def test_affinity_that_no_pod_may_have_is_corrected_by_its_author(cluster: JobHa
     state = state_of_refused_pod(cluster, message)
     assert "operator" in message and state.reason is Reason.FORBIDDEN
     assert state.message.endswith(fixes.POD_FIELDS)
-
-
-def label(cluster: JobHarness, labels: dict[str, str]) -> bool:
-    """Give the job these labels; return whether the API server accepts them."""
-    command = ("patch", "tsj", cluster.name, "--type=merge", "--patch-file=/dev/stdin")
-    text = json.dumps({"metadata": {"labels": labels}})
-    return not cluster.plane.kubectl("-n", cluster.namespace, *command, text=text, check=False).returncode
-
-
-def fill(cluster: JobHarness) -> None:
-    """Give the job labels until there are ten bytes left for its status, or fewer."""
-    labels, step = 0, 2000
-    while step:
-        numbers = range(labels, labels + step)
-        if label(cluster, {f"{number:05d}{'a' * 50}": "b" * 63 for number in numbers}):
-            labels += step
-        else:
-            step //= 4
-    for length in (60, 30, 15, 7, 3, 1, 0):
-        label(cluster, {f"z{length}": "b" * length})
-
-
-def test_charges_count_in_the_status_of_a_job_that_a_user_has_filled_with_labels(cluster: JobHarness) -> None:
-    pod = cluster.start_training()
-    made = {"uri": "s3://m/5", "step": 5, "attempt": 1, "digest": "d", "statementDigest": "s", "final": False}
-    releases = [{**made, "stepsCharged": 5}]
-    cluster.charge(pod, 5, releases=releases)
-    cluster.reconcile()
-    assert len(cluster.status()["checkpoints"]) == 1
-    fill(cluster)
-    cluster.charge(pod, 1000, releases=releases)
-    cluster.reconcile(passes=2)
-    assert cluster.status()["privacy"]["stepsCharged"] == 1000
-    assert cluster.condition("Stalled")["reason"] == "Forbidden"
-    assert cluster.condition("Stalled")["message"].startswith("The job is too large for the API server")
-    version = (cluster.get("tsj", cluster.name) or {})["metadata"]["resourceVersion"]
-    cluster.reconcile()
-    assert (cluster.get("tsj", cluster.name) or {})["metadata"]["resourceVersion"] == version
-
-    fewer = (f"{number:05d}{'a' * 50}-" for number in range(50))
-    cluster.plane.kubectl("-n", cluster.namespace, "label", "tsj", cluster.name, *fewer)
-    cluster.reconcile()
-    assert cluster.condition("Stalled")["status"] == "False" and len(cluster.status()["checkpoints"]) == 1
-
-
-def test_status_that_cannot_be_stored_at_all_is_reported_in_an_event(cluster: JobHarness) -> None:
-    cluster.apply()
-    fill(cluster)
-    with pytest.raises(ObjectTooLarge):
-        cluster.reconcile(passes=1)
-    about = ("get", "events", "--field-selector=involvedObject.kind=TenSafeTrainingJob,type=Warning", "-o", "json")
-    (event,) = json.loads(cluster.plane.kubectl("-n", cluster.namespace, *about).stdout)["items"]
-    assert event["reason"] == "Forbidden" and event["message"].startswith("The job is too large for the API server")
-    assert cluster.get("rayjob", "claims-triage-a1") is None
 
 
 def test_ray_job_that_the_api_server_cannot_store_stalls_its_job(cluster: JobHarness) -> None:
