@@ -144,13 +144,11 @@ def _refused_status(seen: Seen) -> Diagnosis | None:
     fields = part(seen.job, "metadata.managedFields") or ()
     written = max((str(each.get("time")) for each in fields if each.get("subresource") == "status"), default="")
     about_job = [event for event in seen.warnings or () if part(event, "involvedObject.kind") == KIND]
-    if not about_job or event_time(about_job[-1]) <= written:
+    refusals = [event for event in about_job if event.get("reason") == Reason.FORBIDDEN.value]
+    if not refusals or event_time(refusals[-1]) <= written:
         return None
-    reason = Reason.named(str(about_job[-1].get("reason")))
-    if reason is None:
-        return None
-    what, fix = split_fix(str(about_job[-1].get("message") or ""), reason.fix)
-    return Diagnosis(reason.value, cut(what), fix)
+    what, fix = split_fix(str(refusals[-1].get("message") or ""), Reason.FORBIDDEN.fix)
+    return Diagnosis(Reason.FORBIDDEN.value, cut(what), fix)
 
 
 def _unseen_change(seen: Seen, now: float) -> str:
