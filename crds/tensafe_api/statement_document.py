@@ -208,6 +208,8 @@ def check_counts(document: StatementDocument) -> None:
     """
     step, spent = document.job.step, document.spent
     charged, once = spent.steps_charged, spent.steps_charged - spent.steps_recharged
+    if once < 0:
+        raise StatementError(f"spent.stepsRecharged: it is {spent.steps_recharged}, and only {charged} are charged")
     if step > charged:
         raise StatementError(f"job.step: the adapter has {step} steps, and only {charged} are charged")
     if step > once:
