@@ -23,7 +23,7 @@ from tensafe_operator.children import Manifest, matches
 from tensafe_operator.event_recorder import record_events
 from tensafe_operator.kinds import CORRECTED_KINDS, trim
 from tensafe_operator.plan.observed import Action, ClusterWarning, Create, Delete, Observed
-from tensafe_operator.plan.short_status import TOO_LARGE, short_status
+from tensafe_operator.plan.short_status import TOO_LARGE, as_document, short_status, status_of_figures
 from tensafe_operator.plan.transitions import Transition, transitions_between
 from tensafe_operator.runtime.api_client import (
     CONFLICT,
@@ -88,7 +88,7 @@ async def apply(
 
 async def write_status(api: ApiClient, job: Mapping[str, Any], status: Status, now: float) -> Manifest | None:
     """Write the status if it differs from the job's, and record Events for what has changed in it. A status that the
-    API server cannot store is shortened (`plan.short_status`).
+    API server cannot store is shortened (`plan.short_status`): at last only the privacy figures change.
 
     Returns:
         The job with the new status, or None if nothing was written.
@@ -103,8 +103,7 @@ async def write_status(api: ApiClient, job: Mapping[str, Any], status: Status, n
         try:
             stored = await _store(api, job, status)
         except ObjectTooLarge:
-            status = short_status(before, status, now)
-            stored = await _store(api, job, status, without_managers=True)
+            stored, status = await _store_shortened(api, job, status, now)
     except (ApiUnavailable, ApiError) as error:
         if message := _why_not_stored(error):
             await record_events(api, job, status, [Transition(Reason.FORBIDDEN, message, warning=True)], now)
@@ -114,6 +113,18 @@ async def write_status(api: ApiClient, job: Mapping[str, Any], status: Status, n
     transitions = transitions_between(Status.model_validate(before, by_alias=True, by_name=False), status)
     await record_events(api, job, status, transitions, now)
     return stored
+
+
+async def _store_shortened(
+    api: ApiClient, job: Mapping[str, Any], status: Status, now: float
+) -> tuple[Manifest | None, Status]:
+    """Write the longest of the shortened statuses that can be stored; return the job and this status."""
+    before = job.get("status") or {}
+    short = short_status(before, status, now)
+    with contextlib.suppress(ObjectTooLarge):
+        return await _store(api, job, short, without_managers=True), short
+    figures = status_of_figures(before, status, now)
+    return await _store(api, job, figures, without_managers=True), figures
 
 
 def _why_not_stored(error: ApiUnavailable | ApiError) -> str:
@@ -133,7 +144,7 @@ async def _store(
     api: ApiClient, job: Mapping[str, Any], status: Status, *, without_managers: bool = False
 ) -> Manifest | None:
     """Write the status; None if the job has it."""
-    after = status.model_dump(by_alias=True, mode="json", exclude_none=True)
+    after = as_document(status)
     if after == (job.get("status") or {}):
         return None
     try:

@@ -67,8 +67,13 @@ def fill(cluster: JobHarness) -> None:
             labels += step
         else:
             step //= 4
-    for length in (60, 30, 15, 7, 3, 1, 0):
-        label(cluster, {f"z{length}": "b" * length})
+    take_what_is_left(cluster, "z")
+
+
+def take_what_is_left(cluster: JobHarness, letter: str) -> None:
+    """Give the job short labels that begin with this letter, until there are ten bytes left, or fewer."""
+    for number, length in enumerate((60, 60, 60, 30, 15, 7, 3, 1, 0)):
+        label(cluster, {f"{letter}{number}": "b" * length})
 
 
 def test_charges_count_in_the_status_of_a_job_that_a_user_has_filled_with_labels(cluster: JobHarness) -> None:
@@ -84,6 +89,11 @@ def test_charges_count_in_the_status_of_a_job_that_a_user_has_filled_with_labels
     assert cluster.status()["privacy"]["stepsCharged"] == 1000
     assert cluster.condition("Stalled")["reason"] == "Forbidden"
     assert cluster.condition("Stalled")["message"].startswith("The job is too large for the API server")
+    for letter, steps in (("y", 10**4), ("x", 10**6)):
+        take_what_is_left(cluster, letter)
+        cluster.charge(pod, steps, releases=releases)
+        cluster.reconcile(passes=2)
+        assert cluster.status()["privacy"]["stepsCharged"] == steps
     version = (cluster.get("tsj", cluster.name) or {})["metadata"]["resourceVersion"]
     cluster.reconcile()
     assert (cluster.get("tsj", cluster.name) or {})["metadata"]["resourceVersion"] == version

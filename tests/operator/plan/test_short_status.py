@@ -7,11 +7,17 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from e2e.platform.fixtures.fake_cluster import FakeCluster, running_job
 from tensafe_api.resources.status import Status
 from tensafe_operator.apply import write_status
 from tensafe_operator.runtime.api_client import ObjectTooLarge
+
+
+def size(status: dict[str, Any]) -> int:
+    return len(json.dumps(status, separators=(",", ":")))
 
 
 class FullApi:
@@ -24,7 +30,7 @@ class FullApi:
     async def replace_status(
         self, job: dict[str, Any], status: dict[str, Any], *, without_managers: bool
     ) -> dict[str, Any]:
-        if len(json.dumps(status)) > self.room:
+        if size(status) > self.room:
             raise ObjectTooLarge(500, "etcdserver: request is too large")
         return {**job, "status": status}
 
@@ -51,7 +57,7 @@ def write(api: FullApi, cluster: FakeCluster, status: Status) -> dict[str, Any] 
 
 def test_every_privacy_figure_is_stored_although_there_is_no_room_for_more() -> None:
     cluster, after = charged_job()
-    api = FullApi(len(json.dumps(cluster.job["status"])))
+    api = FullApi(size(cluster.job["status"]))
     conditions = tuple(each.model_copy(update={"message": "x" * 100}) for each in after.conditions)
     longer = after.model_copy(update={"conditions": conditions})
     stored = write(api, cluster, longer)
@@ -72,3 +78,22 @@ def test_event_reports_a_job_without_room_for_a_short_status() -> None:
     with pytest.raises(ObjectTooLarge):
         write(api, cluster, after)
     assert [(each["type"], each["reason"]) for each in api.events] == [("Warning", "Forbidden")]
+
+
+@given(charges=st.lists(st.integers(1, 10**9), min_size=2, max_size=4), ends=st.booleans())
+def test_figures_are_stored_although_a_user_takes_all_room_that_is_left(charges: list[int], ends: bool) -> None:
+    """Also where an attempt ends meanwhile, which makes the status longer."""
+    cluster, after = charged_job()
+    total = 10
+    for number, steps in enumerate(charges):
+        total += steps
+        api = FullApi(size(cluster.job["status"]))
+        privacy = after.privacy.model_copy(update={"steps_charged": total, "epsilon_spent": str(total * 1.001)})
+        attempts = after.attempts
+        if ends and number:
+            attempts = (attempts[0].model_copy(update={"reason": "WorkerLost", "message": "a reason " * 20}),)
+        stored = write(api, cluster, after.model_copy(update={"privacy": privacy, "attempts": attempts}))
+        assert stored is not None
+        shown = stored["status"]["privacy"]
+        assert (shown["stepsCharged"], shown["epsilonSpent"]) == (total, str(total * 1.001))
+        cluster.job = stored
