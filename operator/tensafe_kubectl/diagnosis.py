@@ -17,7 +17,7 @@ from tensafe_api.resources.job import KIND
 from tensafe_api.timestamps import parse_time
 from tensafe_kubectl import screen
 from tensafe_kubectl.api import Object
-from tensafe_kubectl.reading import event_time, part
+from tensafe_kubectl.reading import part
 from tensafe_kubectl.terminal import cut
 from tensafe_operator import names
 
@@ -145,10 +145,16 @@ def _refused_status(seen: Seen) -> Diagnosis | None:
     written = max((str(each.get("time")) for each in fields if each.get("subresource") == "status"), default="")
     about_job = [event for event in seen.warnings or () if part(event, "involvedObject.kind") == KIND]
     refusals = [event for event in about_job if event.get("reason") == Reason.FORBIDDEN.value]
-    if not refusals or event_time(refusals[-1]) <= written:
+    newest = max(refusals, key=_stored_at, default=None)
+    if newest is None or _stored_at(newest) <= written:
         return None
-    what, fix = split_fix(str(refusals[-1].get("message") or ""), Reason.FORBIDDEN.fix)
+    what, fix = split_fix(str(newest.get("message") or ""), Reason.FORBIDDEN.fix)
     return Diagnosis(Reason.FORBIDDEN.value, cut(what), fix)
+
+
+def _stored_at(event: Object) -> str:
+    """When an Event was stored, by the clock of the API server, as the times of other objects."""
+    return str(event["metadata"].get("creationTimestamp") or "")
 
 
 def _unseen_change(seen: Seen, now: float) -> str:

@@ -106,11 +106,11 @@ def read_warnings(api: Api, job: Object, pods: Iterable[Object]) -> list[Object]
     created = parse_time(metadata.get("creationTimestamp")) or 0.0
 
     def concerns_job(event: Object) -> bool:
-        if (parse_time(event_time(event)) or 0.0) < created:
-            return False
         about = event.get("involvedObject") or {}
         if about.get("kind") == KIND:
             return bool(about.get("uid") == metadata["uid"])
+        if (parse_time(event_time(event)) or 0.0) < created:
+            return False
         name = str(about.get("name") or "")
         return name in owned or (about.get("kind") == "Pod" and name.startswith(clusters))
 

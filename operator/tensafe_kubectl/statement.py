@@ -168,7 +168,8 @@ def _print_whole(
         print(
             "Checked: digest, mechanism and charged steps are those of the ledger, and they give each ε. The ledger "
             f"counts {steps_text(figures.charged, 'charged')}: ε spent is {figures.epsilon_spent}, and ε claimed "
-            f"{figures.epsilon_claimed}. What the statement assumes and does not cover is the word of the job's pods."
+            f"{figures.epsilon_claimed}. What the statement assumes and does not cover is the word of the job's pods"
+            + (", and so is the claim of the adapter that it started from." if "startedFrom" in document else ".")
         )
     return SUCCEEDED
 

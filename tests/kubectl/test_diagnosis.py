@@ -199,7 +199,8 @@ def refused(time: str) -> dict[str, Any]:
     """The Event of an operator that cannot write the status."""
     about = {"kind": "TenSafeTrainingJob", "name": "triage", "uid": "1"}
     message = f"The status of this job cannot be written: no: {Reason.FORBIDDEN.fix}"
-    return {"metadata": {}, "involvedObject": about, "reason": "Forbidden", "message": message, "lastTimestamp": time}
+    metadata = {"creationTimestamp": time}
+    return {"metadata": metadata, "involvedObject": about, "reason": "Forbidden", "message": message}
 
 
 def test_status_that_the_operator_cannot_write_is_explained_by_its_event() -> None:
