@@ -20,8 +20,13 @@ CLASS: Final = (
     "profile, and set spec.suspend to false."
 )
 LIMIT_RANGE: Final = (
-    "Change the LimitRange of the namespace; the job then continues without further action. Or suspend the job, change "
-    "cluster.worker and cluster.head, and set spec.suspend to false."
+    "Change the LimitRange of the namespace, which must allow 50m of CPU and 128Mi of memory: the operator's own "
+    "containers request these. The job then continues without further action. For other values, you can also suspend "
+    "the job, change cluster.worker and cluster.head, and set spec.suspend to false."
+)
+QUOTA_OF_OBJECTS: Final = (
+    "An administrator raises this quota, or deletes objects of this kind; the job then continues "
+    "without further action."
 )
 POD_FIELDS: Final = (
     "Suspend the job, correct the fields in the message, in spec.cluster or its profile, and set spec.suspend to false."
@@ -104,6 +109,7 @@ OWN_FIXES: Final = (
     SERVICE_ACCOUNT,
     CLASS,
     LIMIT_RANGE,
+    QUOTA_OF_OBJECTS,
     POD_FIELDS,
     CLAIM_MISSING,
     CLAIM_UNBOUND,

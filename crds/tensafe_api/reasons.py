@@ -313,7 +313,7 @@ class Reason(StrEnum):
     )
     QUOTA_EXCEEDED = (
         "QuotaExceeded",
-        "The resource quota of the namespace does not allow the pods.",
+        "The resource quota of the namespace does not allow an object of the job.",
         "An administrator raises the quota, or adds a LimitRange with a default to a quota of limits.cpu; the job then "
         "continues without further action. Or suspend the job, lower the resources in cluster.worker and cluster.head, "
         "and set spec.suspend to false. Fewer workers need a new job.",

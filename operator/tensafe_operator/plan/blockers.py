@@ -59,6 +59,9 @@ _UNKNOWN_FIELD = re.compile(r'unknown field "(?P<path>[^"]*)"')
 _OF_AUTHOR = re.compile(r"\.(affinity|topologySpreadConstraints\b)")
 """The parts of a RayJob that its author writes without a schema."""
 _FIXES_BY_CAUSE = {
+    Reason.QUOTA_EXCEEDED: (
+        (re.compile("requested: (count/(?!pods=)|secrets=|configmaps=|services[.=])"), fixes.QUOTA_OF_OBJECTS),
+    ),
     Reason.FORBIDDEN: (
         (re.compile('PriorityClass with name|RuntimeClass "'), fixes.CLASS),
         (re.compile("(maximum|minimum) .{0,300} usage per |limit to request ratio per "), fixes.LIMIT_RANGE),
