@@ -6,6 +6,7 @@ from mutations.mutation import Edit, Mutation
 
 _OPERATOR = "operator/tensafe_operator/"
 _TESTS = "tests/operator/"
+_ROOM = _TESTS + "plan/test_short_status.py::test_figures_are_stored_although_a_user_takes_all_room_that_is_left"
 _FOREIGN = _TESTS + "plan/test_foreign_code.py::"
 
 JOBS = (
@@ -55,8 +56,18 @@ JOBS = (
     ),
     Mutation(
         "a user who fills a job keeps its charges out of the status",
-        (Edit(_OPERATOR + "apply.py", "status = short_status(before, status, now)", "raise"),),
+        (Edit(_OPERATOR + "apply.py", "stored, status = await _store_shortened(api, job, status, now)", "raise"),),
         (_TESTS + "plan/test_short_status.py::test_every_privacy_figure_is_stored_although_there_is_no_room_for_more",),
+    ),
+    Mutation(
+        "a user who takes the room of a short status keeps longer figures out of it",
+        (Edit(_OPERATOR + "plan/short_status.py", "ROOM_FOR_FIGURES = 128", "ROOM_FOR_FIGURES = 0"),),
+        (_ROOM,),
+    ),
+    Mutation(
+        "the end of an attempt keeps the figures of a job without room as they were",
+        (Edit(_OPERATOR + "plan/short_status.py", 'update={"privacy": status.privacy})', "update={})"),),
+        (_ROOM,),
     ),
     Mutation(
         "a time in the ledger keeps its charges out of the status",
