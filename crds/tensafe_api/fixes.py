@@ -103,6 +103,7 @@ LOST_AGAIN: Final = (
     "While an attempt runs, read the logs of its pods (kubectl tensafe logs), and check for a lack of memory, for "
     "nodes that are removed, and the network."
 )
+JOB_TOO_LARGE: Final = "Edit the job to remove labels, annotations or finalizers, or create a smaller one."
 OWN_FIXES: Final = (
     JOB_KEY,
     OBJECT_OF_ATTEMPT,
@@ -128,6 +129,7 @@ OWN_FIXES: Final = (
     GRACE_PERIOD,
     SLOW_STEP,
     LOST_AGAIN,
+    JOB_TOO_LARGE,
 )
 
 

@@ -108,7 +108,7 @@ def _state(seen: Seen, now: float) -> Diagnosis:
         return blocker
     if reason is None:
         return Diagnosis(word, message, "This plugin does not know the reason: its version is older than the operator.")
-    if phase == Phase.SUSPENDED:
+    if phase == Phase.SUSPENDED and not screen.is_blocked(job):
         resume = f"kubectl tensafe resume {job['metadata']['name']} -n {job['metadata']['namespace']}"
         return Diagnosis(word, message or reason.sentence, f"{reason.fix} `{resume}` does this.")
     # The message of a blocked job ends with the fix, which is shown by itself.
@@ -234,7 +234,8 @@ def _of_attempts(job: Object) -> Iterator[str]:
     for attempt in attempts:
         if attempt.get("endTime") and attempt.get("reason") not in (Reason.COMPLETED, Reason.INTERRUPTED):
             code = f", exit code {attempt['exitCode']}" if attempt.get("exitCode") is not None else ""
-            yield f"Attempt {attempt['number']} ended: {attempt.get('reason')}{code}: {attempt.get('message')}"
+            message = f": {attempt['message']}" if attempt.get("message") else ""
+            yield f"Attempt {attempt['number']} ended: {attempt.get('reason')}{code}{message}"
 
 
 def _of_workload(workload: Object | None) -> Iterator[str]:

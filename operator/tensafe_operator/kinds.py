@@ -39,9 +39,8 @@ def trim(kind: str, body: Mapping[str, Any]) -> Manifest:
     """The part of an object that decisions depend on. Field ownership and pod templates are large and not needed."""
     metadata = {name: value for name, value in body["metadata"].items() if name not in _DROPPED_METADATA}
     trimmed = {name: body[name] for name in _KEPT_FIELDS if name in body}
-    if kind != KIND:
-        labels = metadata.get("labels") or {}
-        metadata["labels"] = {name: value for name, value in labels.items() if name in _LABELS}
+    labels = metadata.get("labels") or {}
+    metadata["labels"] = {name: value for name, value in labels.items() if name in _LABELS}
     match kind:
         case "TenSafeTrainingJob":
             annotations = body["metadata"].get("annotations") or {}

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.platform.fixtures.fake_cluster import FakeCluster, running_job
+from e2e.platform.fixtures.fake_cluster import FakeCluster, running_job, start_next_attempt, started_job
 from tensafe_api.resources.status import Status
 from tensafe_operator.apply import write_status
+from tensafe_operator.plan.short_status import as_document, short_status
 from tensafe_operator.runtime.api_client import ObjectTooLarge
 
 
@@ -97,3 +98,28 @@ def test_figures_are_stored_although_a_user_takes_all_room_that_is_left(charges:
         shown = stored["status"]["privacy"]
         assert (shown["stepsCharged"], shown["epsilonSpent"]) == (total, str(total * 1.001))
         cluster.job = stored
+
+
+def test_short_status_is_not_longer_than_the_full_one() -> None:
+    """So it can be stored wherever the full one is, with the room for the figures that follow."""
+    cluster, operator = started_job()
+    phases = set()
+
+    def check() -> None:
+        operator.settle()
+        status = Status.model_validate(cluster.status, by_alias=True, by_name=False)
+        assert size(as_document(short_status(cluster.status, status, cluster.now))) <= size(cluster.status)
+        phases.add(cluster.status["phase"])
+
+    check()
+    cluster.start_pods()
+    cluster.acquire_ledger()
+    cluster.charge(5)
+    check()
+    cluster.end_ray_job("FAILED", "exit code 10")
+    check()
+    start_next_attempt(cluster, operator)
+    check()
+    cluster.suspend(True)
+    check()
+    assert len(phases) > 2
