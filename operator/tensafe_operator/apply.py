@@ -106,7 +106,8 @@ async def write_status(api: ApiClient, job: Mapping[str, Any], status: Status, n
             stored, status = await _store_shortened(api, job, status, now)
     except (ApiUnavailable, ApiError) as error:
         if message := _why_not_stored(error):
-            await record_events(api, job, status, [Transition(Reason.FORBIDDEN, message, warning=True)], now)
+            refusal = Transition(Reason.FORBIDDEN, message, warning=True, repeated=True)
+            await record_events(api, job, status, [refusal], now)
         raise
     if stored is None:
         return None

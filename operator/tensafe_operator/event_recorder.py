@@ -52,7 +52,8 @@ async def _create(api: ApiClient, job: Mapping[str, Any], event: dict[str, Any])
 def _event(job: Mapping[str, Any], transition: Transition, now: float) -> dict[str, Any]:
     """The Event. Its name is derived from the transition and the job's version, so that it is created only once."""
     metadata = job["metadata"]
-    seed = "/".join((metadata["uid"], str(metadata["resourceVersion"]), transition.reason, transition.message))
+    text = "" if transition.repeated else transition.message
+    seed = "/".join((metadata["uid"], str(metadata["resourceVersion"]), transition.reason, text))
     when = format_time(now)
     return {
         "apiVersion": "v1",

@@ -25,11 +25,13 @@ class Transition:
         reason: why, in one CamelCase word.
         message: one sentence with the object.
         warning: whether a user should act.
+        repeated: whether it is found again and again, perhaps with another message: one Event is enough.
     """
 
     reason: str
     message: str
     warning: bool = False
+    repeated: bool = False
 
     @property
     def type(self) -> str:

@@ -14,7 +14,7 @@ from e2e.platform.fixtures.fake_cluster import FakeCluster, running_job, start_n
 from tensafe_api.resources.status import Status
 from tensafe_operator.apply import write_status
 from tensafe_operator.plan.short_status import as_document, short_status
-from tensafe_operator.runtime.api_client import ObjectTooLarge
+from tensafe_operator.runtime.api_client import ApiError, ObjectTooLarge
 
 
 def size(status: dict[str, Any]) -> int:
@@ -79,6 +79,23 @@ def test_event_reports_a_job_without_room_for_a_short_status() -> None:
     with pytest.raises(ObjectTooLarge):
         write(api, cluster, after)
     assert [(each["type"], each["reason"]) for each in api.events] == [("Warning", "Forbidden")]
+
+
+class RefusingApi(FullApi):
+    """Refuses each status with another text, as a webhook whose message has the number of a connection."""
+
+    async def replace_status(self, job: Any, status: Any, *, without_managers: bool) -> dict[str, Any]:
+        raise ApiError(403, f"denied: request {len(self.events)}")
+
+
+def test_refusal_whose_text_varies_is_one_event() -> None:
+    cluster, after = charged_job()
+    api = RefusingApi(0)
+    for _ in range(3):
+        with pytest.raises(ApiError):
+            write(api, cluster, after)
+    assert len({each["message"] for each in api.events}) == 3
+    assert len({each["metadata"]["name"] for each in api.events}) == 1, "the API server keeps the first"
 
 
 @given(charges=st.lists(st.integers(1, 10**9), min_size=2, max_size=4), ends=st.booleans())
