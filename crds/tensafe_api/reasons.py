@@ -244,13 +244,15 @@ class Reason(StrEnum):
         "UnknownField",
         "The applied manifest has fields that the API server or KubeRay does not know.",
         "Correct the fields in the message, and apply the manifest again. If kubectl reports that a field cannot "
-        "change, delete the job first.",
+        "change, suspend the job first, and set spec.suspend to false afterwards. A job that has never trained can be "
+        "deleted instead.",
     )
     NEWER_MANIFEST = (
         "NewerManifest",
         "The manifest has fields of a newer release than the operator's.",
-        "Upgrade the operator to the release of the CustomResourceDefinitions, or remove the fields in the message. If "
-        "kubectl reports that a field cannot change, delete the job first.",
+        "Upgrade the operator to the release of the CustomResourceDefinitions. Or remove the fields in the message. If "
+        "kubectl reports that a field cannot change, suspend the job first, and set spec.suspend to false afterwards. "
+        "A job that has never trained can be deleted instead.",
     )
     LEDGER_LOST = (
         "LedgerLost",
