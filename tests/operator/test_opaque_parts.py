@@ -60,6 +60,14 @@ def test_part_of_ordinary_size_is_kept() -> None:
     assert trim("TenSafeTrainingJob", cluster.job)["spec"] == cluster.job["spec"]
 
 
+def test_labels_and_annotations_of_a_job_are_not_cached() -> None:
+    """A user may give a job more than a megabyte of them, and no decision depends on them."""
+    own = {f"{number}": "x" * 63 for number in range(100)}
+    cluster = FakeCluster.with_job(metadata__labels=own, metadata__annotations=own)
+    metadata = trim("TenSafeTrainingJob", cluster.job)["metadata"]
+    assert metadata["labels"] == {} and "annotations" not in metadata
+
+
 def large_job(number: int, *, opaque: bool) -> dict[str, Any]:
     """A suspended job of a megabyte, in a part without a schema or in the names of its labels."""
     if opaque:
