@@ -11,10 +11,13 @@ models in which they depend on values. So the run uses a shape in which all bits
 tries fewer CPU threads, and then fewer records at once. One record at a time has one slot and no neighbours, so a
 deterministic kernel is always exact there.
 
-On a CPU, two causes of such rounding were measured. torch computes the end of a tensor, or of a thread's part of it, by
-other instructions than its middle (SiLU, tanh-GELU, sigmoid). The matrix library uses another kernel if a thread's part
-is one row. Neither happens if the micro-batch and the number of threads are powers of two and a record's length times
-each layer's width is a multiple of 32.
+On a CPU, two such causes were measured that depend on shapes. torch computes the end of a tensor, or of a thread's part
+of it, by other instructions than its middle (SiLU, tanh-GELU, sigmoid). The matrix library uses another kernel if a
+thread's part is one row. Neither happens if the micro-batch and the number of threads are powers of two and a record's
+length times each layer's width is a multiple of 32.
+
+A third cause is the address of a matrix: Intel's matrix library may choose another kernel by it. The self-test cannot
+rely on finding that, so `MKL_CBWR` forbids it.
 """
 
 from __future__ import annotations
@@ -27,12 +30,18 @@ import torch
 
 from tensorguard.models.self_test import SelfTest, SelfTestError
 
+MATRIX_LIBRARY = {"MKL_CBWR": "AUTO,STRICT"}
+"""Environment variables with which Intel's matrix library gives the same bits wherever a matrix is in memory. Its speed
+was the same (products of 2,048 x 384 with 384 x 1,536)."""
+
 
 def use_deterministic_kernels() -> None:
-    """Make torch use only kernels that give the same bits for the same input, for the whole process.
+    """Make torch use only kernels that give the same bits for the same input, for the whole process. Call it before the
+    first product of matrices: Intel's matrix library reads its setting only then.
 
-    Products of bf16 and fp16 numbers are added up in fp32. On a CPU all of this is so anyway.
+    Products of bf16 and fp16 numbers are added up in fp32. On a CPU that is so anyway.
     """
+    os.environ.update(MATRIX_LIBRARY)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     # Filling new memory costs time, and no kernel here reads memory that was not written.
