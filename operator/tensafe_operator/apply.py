@@ -23,7 +23,7 @@ from tensafe_operator.children import Manifest, matches
 from tensafe_operator.event_recorder import record_events
 from tensafe_operator.kinds import CORRECTED_KINDS, trim
 from tensafe_operator.plan.observed import Action, ClusterWarning, Create, Delete, Observed
-from tensafe_operator.plan.short_status import TOO_LARGE, as_document, short_status, status_of_figures
+from tensafe_operator.plan.short_status import TOO_LARGE, short_status, status_of_figures
 from tensafe_operator.plan.transitions import Transition, transitions_between
 from tensafe_operator.runtime.api_client import (
     CONFLICT,
@@ -145,7 +145,7 @@ async def _store(
     api: ApiClient, job: Mapping[str, Any], status: Status, *, without_managers: bool = False
 ) -> Manifest | None:
     """Write the status; None if the job has it."""
-    after = as_document(status)
+    after = status.model_dump(by_alias=True, mode="json", exclude_none=True)
     if after == (job.get("status") or {}):
         return None
     try:

@@ -62,15 +62,10 @@ def status_of_figures(before: Mapping[str, Any], status: Status, now: float) -> 
 
 def _with_room(short: Status) -> Status:
     """Return a short status with spaces that make up `ROOM_FOR_FIGURES` together with the figures."""
-    values = (getattr(short.privacy, name) for name in _GROWING)
-    room = ROOM_FOR_FIGURES - sum(len(str(value)) for value in values if value is not None)
     if not short.conditions:
         return short
+    values = (getattr(short.privacy, name) for name in _GROWING)
+    room = ROOM_FOR_FIGURES - sum(len(str(value)) for value in values if value is not None)
     first, *others = short.conditions
     spaced = first.model_copy(update={"message": first.message + " " * room})
     return short.model_copy(update={"conditions": (spaced, *others)})
-
-
-def as_document(status: Status) -> dict[str, Any]:
-    """The status as the job has it."""
-    return status.model_dump(by_alias=True, mode="json", exclude_none=True)

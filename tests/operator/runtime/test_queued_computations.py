@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -13,6 +14,20 @@ from tensafe_operator.runtime.objects import Key
 from tensafe_operator.runtime.work_queue import TakesLong, WorkQueue
 
 ONE = ("clinic", "one")
+
+
+def handler_of_computed_keys() -> tuple[list[bool], asyncio.Event, Callable[[Key, bool], Awaitable[None]]]:
+    """Whether the key of each call was computed; the event that is set once one was; the handler."""
+    ran: list[bool] = []
+    done = asyncio.Event()
+
+    async def handle(key: Key, computed: bool) -> None:
+        ran.append(computed)
+        if not computed:
+            raise TakesLong
+        done.set()
+
+    return ran, done, handle
 
 
 def test_long_computations_of_many_keys_do_not_hold_up_another() -> None:
@@ -159,17 +174,10 @@ def test_event_loop_runs_other_tasks_between_keys_whose_figures_are_cached() -> 
 
 def test_handler_that_needs_more_than_what_was_computed_computes_it_in_its_next_turn() -> None:
     """It may have read an object that is newer than the cache, again and again."""
-    ran: list[bool] = []
-    done = asyncio.Event()
+    ran, done, handle = handler_of_computed_keys()
 
     async def compute(key: Key) -> bool:
         return False
-
-    async def handle(key: Key, computed: bool) -> None:
-        ran.append(computed)
-        if not computed:
-            raise TakesLong
-        done.set()
 
     async def scenario(queue: WorkQueue) -> None:
         for _ in range(2):
@@ -263,17 +271,10 @@ def test_error_of_a_long_computation_is_left_to_the_handler(monkeypatch: pytest.
 
 def test_key_that_was_deleted_before_its_computation_is_not_computed_by_its_handler() -> None:
     """It may exist again under the same name, and would take a worker from the others."""
-    ran: list[bool] = []
-    done = asyncio.Event()
+    ran, done, handle = handler_of_computed_keys()
 
     async def compute(key: Key) -> bool:
         return len(ran) > 1
-
-    async def handle(key: Key, computed: bool) -> None:
-        ran.append(computed)
-        if not computed:
-            raise TakesLong
-        done.set()
 
     async def scenario(queue: WorkQueue) -> None:
         queue.touch(ONE)

@@ -16,8 +16,8 @@ of it, by other instructions than its middle (SiLU, tanh-GELU, sigmoid). The mat
 thread's part is one row. Neither happens if the micro-batch and the number of threads are powers of two and a record's
 length times each layer's width is a multiple of 32.
 
-A third cause is the address of a matrix: Intel's matrix library may choose another kernel by it. The self-test cannot
-rely on finding that, so `MKL_CBWR` forbids it.
+A third cause does not depend on shapes, and the self-test does not always find it: Intel's matrix library may choose a
+kernel by the address of a matrix. `MKL_CBWR` forbids that.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ import torch
 from tensorguard.models.self_test import SelfTest, SelfTestError
 
 MATRIX_LIBRARY = {"MKL_CBWR": "AUTO,STRICT"}
-"""Environment variables with which Intel's matrix library gives the same bits wherever a matrix is in memory. Its speed
-was the same (products of 2,048 x 384 with 384 x 1,536)."""
+"""Environment variables with which Intel's matrix library gives the same bits wherever a matrix is in memory."""
 
 
 def use_deterministic_kernels() -> None:
