@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-SECONDS = 20.0
+# A worker that ends or fails wakes those that wait for it. The limit ends a group whose workers wait for each other.
+SECONDS = 300.0
 
 
 class PeerLost(Exception):
