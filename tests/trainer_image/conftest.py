@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import shutil
 import signal
 import tempfile
@@ -16,10 +15,10 @@ from s3fs import S3FileSystem
 
 from e2e.platform import s3, sigstore
 from e2e.platform.fixtures import soft_hsm as soft_hsms
-from tensorguard.models.bit_equality import MATRIX_LIBRARY
+from tensorguard.models import matrix_library
 from tensorguard.privacy import noise
 
-os.environ.update(MATRIX_LIBRARY)  # as a worker does, before the first product of matrices
+matrix_library.use_reproducible_products()  # as a worker does, before the first product of matrices
 _noise_table = functools.lru_cache(maxsize=64)(noise._Table)
 
 

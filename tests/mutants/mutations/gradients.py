@@ -13,6 +13,7 @@ from mutations.mutation import (
 
 _SET_UP = TRAINER + "training/setup.py"
 _BIT_EQUALITY = TRAINER + "models/bit_equality.py"
+_MATRIX_LIBRARY = TRAINER + "models/matrix_library.py"
 
 GRADIENTS: tuple[Mutation, ...] = (
     Mutation(
@@ -92,6 +93,26 @@ GRADIENTS: tuple[Mutation, ...] = (
             MODEL_TESTS + "test_bit_equality.py::test_kernel_that_rounds_by_slot_computes_one_record_at_a_time",
             TRAINING_TESTS + "test_inexact_kernels.py::test_kernel_that_rounds_by_slot_trains_one_record_at_a_time",
         ),
+    ),
+    Mutation(
+        "the matrix library may choose kernels by the address of a matrix",
+        (Edit(_MATRIX_LIBRARY, "os.environ.update(ENVIRONMENT)", "pass"),),
+        (MODEL_TESTS + "test_matrix_library.py::test_setting_before_the_first_product_is_used",),
+    ),
+    Mutation(
+        "a setting of the matrix library that came too late is believed",
+        (Edit(_MATRIX_LIBRARY, "!= _OFF", "!= 0"),),
+        (MODEL_TESTS + "test_matrix_library.py::test_setting_after_a_product_comes_too_late",),
+    ),
+    Mutation(
+        "a run starts although the matrix library has no setting",
+        (Edit(_BIT_EQUALITY, 'if device.type == "cpu" and not', "if False and not"),),
+        (MODEL_TESTS + "test_matrix_library.py::test_run_on_a_cpu_is_refused_where_the_setting_came_too_late",),
+    ),
+    Mutation(
+        "workers give the matrix library no setting",
+        (Edit(_BIT_EQUALITY, "    matrix_library.use_reproducible_products()\n", ""),),
+        (MODEL_TESTS + "test_matrix_library.py::test_worker_sets_it_with_the_other_deterministic_kernels",),
     ),
     Mutation(
         "steps compute more records at once than the self-test found to be exact",

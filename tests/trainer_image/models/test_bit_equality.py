@@ -1,9 +1,6 @@
 """A run computes as many records at once as is exact on its machine, and does not start where not even one is."""
 
 import itertools
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -94,14 +91,3 @@ def test_operation_without_a_deterministic_implementation_is_named():
 
     with pytest.raises(SelfTestError, match="the model uses upsample_bicubic2d_backward_out_cuda, which"):
         find_bit_equal_shape(test, rows=2, device=CPU)
-
-
-def test_matrix_library_may_not_choose_kernels_by_address() -> None:
-    """In a process of its own: the settings of torch are those of the whole process."""
-    code = (
-        "import os; from tensorguard.models.bit_equality import use_deterministic_kernels; "
-        "use_deterministic_kernels(); print(os.environ['MKL_CBWR'])"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "AUTO,STRICT\n"

@@ -17,7 +17,7 @@ thread's part is one row. Neither happens if the micro-batch and the number of t
 length times each layer's width is a multiple of 32.
 
 A third cause does not depend on shapes, and the self-test does not always find it: Intel's matrix library may choose a
-kernel by the address of a matrix. `MKL_CBWR` forbids that.
+kernel by the address of a matrix. `matrix_library` forbids that.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ from contextlib import contextmanager
 
 import torch
 
+from tensorguard.models import matrix_library
 from tensorguard.models.self_test import SelfTest, SelfTestError
-
-MATRIX_LIBRARY = {"MKL_CBWR": "AUTO,STRICT"}
-"""Environment variables with which Intel's matrix library gives the same bits wherever a matrix is in memory."""
 
 
 def use_deterministic_kernels() -> None:
@@ -40,7 +38,7 @@ def use_deterministic_kernels() -> None:
 
     Products of bf16 and fp16 numbers are added up in fp32. On a CPU that is so anyway.
     """
-    os.environ.update(MATRIX_LIBRARY)
+    matrix_library.use_reproducible_products()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     # Filling new memory costs time, and no kernel here reads memory that was not written.
@@ -61,8 +59,14 @@ def find_bit_equal_shape(test: Callable[[int], SelfTest], *, rows: int, device: 
 
     Raises:
         SelfTestError: not even one record at a time gives the same bits again, or an operation of the model has no
-            deterministic implementation.
+            deterministic implementation, or on a CPU, matrices were multiplied before `use_deterministic_kernels`.
     """
+    if device.type == "cpu" and not matrix_library.use_reproducible_products():
+        raise SelfTestError(
+            "This process multiplied matrices before the job began, so Intel's matrix library may round a record's "
+            "gradient by its place in the batch, and the privacy claim would not hold: run the job in a process of its "
+            "own, or set MKL_CBWR=AUTO,STRICT before the process starts."
+        )
     threads = torch.get_num_threads()
     for size in _halvings(rows):
         for used in _halvings(threads) if device.type == "cpu" else (threads,):
