@@ -54,7 +54,7 @@ def release(tmp_path: Path) -> Iterator[Release]:
 def test_install_upgrade_rollback_and_uninstall_keep_jobs_and_ledgers(release: Release) -> None:
     plane = release.plane
     notes = release.helm("install", "tensafe", str(CHART), "--create-namespace")
-    assert "KubeRay was not found" in notes
+    assert "KubeRay was not found" in notes and "No job is limited" not in notes
     plane.wait_for_crds()
     plane.kubectl("create", "namespace", "clinic")
     plane.kubectl("apply", "-f", "-", text=json.dumps(changed(MINIMAL, {"metadata.namespace": "clinic"})))
@@ -63,7 +63,9 @@ def test_install_upgrade_rollback_and_uninstall_keep_jobs_and_ledgers(release: R
     assert ledger.write(charged_status(pod), pod) == ""
     before = ledger.get()
 
-    release.helm("upgrade", "tensafe", str(CHART), "--set", "replicas=1")
+    values = ("--set", "replicas=1,limits.trustRemoteCode=false", "--set-string", "limits.maxEpsilon=8")
+    notes = release.helm("upgrade", "tensafe", str(CHART), *values)
+    assert "these values have no effect: limits.maxEpsilon, limits.trustRemoteCode." in notes
     assert (release.replicas(), release.get("pdb", "tensafe-operator")) == (1, None)
     release.helm("rollback", "tensafe", "1")
     assert release.replicas() == 2
