@@ -13,7 +13,9 @@ from mutations.mutation import (
 
 _SET_UP = TRAINER + "training/setup.py"
 _BIT_EQUALITY = TRAINER + "models/bit_equality.py"
+_SELF_TEST = TRAINER + "models/self_test.py"
 _MATRIX_LIBRARY = TRAINER + "models/matrix_library.py"
+_VECTOR_TAILS = TRAINER + "models/vector_tails.py"
 
 GRADIENTS: tuple[Mutation, ...] = (
     Mutation(
@@ -95,6 +97,40 @@ GRADIENTS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        "a shape whose vector loops leave an end counts as bit-equal",
+        (
+            Edit(
+                _SELF_TEST,
+                "return self.neighbour_error == 0.0 and not self.uneven",
+                "return self.neighbour_error == 0.0",
+            ),
+        ),
+        (
+            MODEL_TESTS
+            + "test_vector_tails.py::test_self_test_names_the_operation_and_does_not_call_the_shape_bit_equal",
+        ),
+    ),
+    Mutation(
+        "the parts of the threads may leave the end of a vector loop",
+        (Edit(_VECTOR_TAILS, "if numbers >= SLOW_GRAIN else {1}", "if False else {1}"),),
+        (MODEL_TESTS + "test_vector_tails.py::test_equal_numbers_give_equal_results_in_even_shapes_alone",),
+    ),
+    Mutation(
+        "vector loops are taken to be shorter than they are",
+        (Edit(_VECTOR_TAILS, "STEP = 64", "STEP = 8"),),
+        (MODEL_TESTS + "test_vector_tails.py::test_equal_numbers_give_equal_results_in_even_shapes_alone",),
+    ),
+    Mutation(
+        "the reciprocal root of a 16-bit number counts as exact",
+        (Edit(_VECTOR_TAILS, "bool(args[0].dtype == torch.float32)", "True"),),
+        (MODEL_TESTS + "test_vector_tails.py::test_reciprocal_root_is_exact_in_fp32_alone",),
+    ),
+    Mutation(
+        "the self-test forgets an uneven operation of another length",
+        (Edit(_SET_UP, 'if report.uneven), "")', 'if False), "")'),),
+        (TRAINING_TESTS + "test_step_components.py::test_self_test_reports_the_largest_error_of_all_lengths",),
+    ),
+    Mutation(
         "the matrix library may choose kernels by the address of a matrix",
         (Edit(_MATRIX_LIBRARY, "os.environ.update(ENVIRONMENT)", "pass"),),
         (MODEL_TESTS + "test_matrix_library.py::test_setting_before_the_first_product_is_used",),
@@ -161,12 +197,12 @@ GRADIENTS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a model whose shapes depend on values is not refused",
-        (Edit(TRAINER + "models/self_test.py", "end_with(_shape_fault(model, gradients, first))", "pass"),),
+        (Edit(_SELF_TEST, "end_with(_shape_fault(model, gradients, first))", "pass"),),
         (MODEL_TESTS + "test_self_test.py::test_finds_and_names_shapes_that_depend_on_values",),
     ),
     Mutation(
         "the self-test compares gradients and not the integers that are added up",
-        (Edit(TRAINER + "models/self_test.py", "if worst == 0.0 and not", "if False and not"),),
+        (Edit(_SELF_TEST, "if worst == 0.0 and not", "if False and not"),),
         (MODEL_TESTS + "test_self_test.py::test_finds_integers_that_depend_on_the_slot_although_gradients_do_not",),
     ),
     Mutation(

@@ -32,7 +32,7 @@ UNUSUAL = (
     "spec.training.learningRate=3e-3",
     "spec.training.weightDecay=0.125",
     "spec.training.warmupRatio=0.5",
-    "spec.training.microBatchSize=5",
+    "spec.training.microBatchSize=6",
     "spec.privacy.maxGradNorm=0.5",
 )
 
@@ -144,7 +144,7 @@ def test_streams_of_sampling_noise_and_seeds_are_different_and_secret(
 
 def test_gradients_are_computed_in_micro_batches_of_the_manifest(unusual: tuple[Job, StepComponents]) -> None:
     _, parts = unusual
-    assert parts.records_at_once == parts.unit_gradients._size == 5
+    assert parts.records_at_once == parts.unit_gradients._size == 6
     assert parts.unit_gradients._form is parts.form
     assert parts.unit_gradients._gradients is parts.per_example_gradients
     assert parts.per_example_gradients._loss_scale == 1.0
@@ -241,7 +241,7 @@ def test_self_test_reports_the_largest_error_of_all_lengths(
     plain: tuple[Job, StepComponents], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, parts = plain
-    errors = {8: SelfTest(sum_error=0.3, neighbour_error=0.1), 16: SelfTest(sum_error=0.1, neighbour_error=0.4)}
+    errors = {8: SelfTest(0.3, neighbour_error=0.1), 16: SelfTest(0.1, neighbour_error=0.4, uneven="aten::tanh")}
     asked: list[tuple[Any, ...]] = []
 
     def batches(task: Any, form: Any, *, rows: int, length: int, device: Any) -> int:
@@ -259,7 +259,7 @@ def test_self_test_reports_the_largest_error_of_all_lengths(
     form: Any = SimpleNamespace(lengths=(8, 16))
     task: Any = "task"
     report = _self_test(task, form, parts.plan, parts.model, parts.per_example_gradients, CPU, 4)
-    assert (report.sum_error, report.neighbour_error) == (0.3, 0.4)
+    assert report == SelfTest(0.3, neighbour_error=0.4, uneven="aten::tanh")
     assert asked == [("task", form, 4, CPU)] * 2
 
 

@@ -311,6 +311,7 @@ def _self_test(
     return SelfTest(
         sum_error=max(report.sum_error for report in reports),
         neighbour_error=max(report.neighbour_error for report in reports),
+        uneven=next((report.uneven for report in reports if report.uneven), ""),
     )
 
 
