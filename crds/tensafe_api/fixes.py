@@ -83,6 +83,13 @@ CERTIFICATE: Final = (
     "has, the job continues without further action. After a change of the chart's value jobs.tls.issuerRef, suspend "
     "the job, and set spec.suspend to false when it is Suspended."
 )
+AUTHORITY: Final = (
+    "`kubectl logs` of this pod with `-c certificate` shows why it has no certificate for TLS. If it names "
+    "cert-manager, an administrator corrects the issuer in the chart's value jobs.tls.issuerRef. Then suspend the job, "
+    "and set spec.suspend to false when it is Suspended: the next attempt gets a new authority."
+)
+STATUS_REFUSED: Final = "The status of this job cannot be written"
+"""How an Event begins about a status that the API server refuses."""
 CHANGED_BY_OTHERS: Final = (
     "Find the client that changes this object, such as a second operator for this namespace, and stop it; the job then "
     "continues without further action."
@@ -124,6 +131,7 @@ OWN_FIXES: Final = (
     IMAGE_UNSIGNED,
     CERT_MANAGER,
     CERTIFICATE,
+    AUTHORITY,
     CHANGED_BY_OTHERS,
     NETWORK_POLICY,
     GRACE_PERIOD,

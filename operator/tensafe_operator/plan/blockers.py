@@ -77,6 +77,7 @@ _FIXES_BY_CAUSE = {
         (re.compile("^(NetworkPolicy|RoleBinding) .{1,300}: it was brought back "), fixes.CHANGED_BY_OTHERS),
         (re.compile("^Certificate .{0,300}(404 page not found|could not find the requested)"), fixes.CERT_MANAGER),
     ),
+    Reason.CRASH_LOOP: ((re.compile(": container certificate "), fixes.AUTHORITY),),
     Reason.UNKNOWN_FIELD: ((re.compile(""), fixes.POD_FIELDS),),
     Reason.UNSCHEDULABLE: (
         (re.compile('persistentvolumeclaim "[^"]{1,300}" not found'), fixes.CLAIM_MISSING),
@@ -176,15 +177,22 @@ def _fix_of_own_object(observed: Observed, message: str) -> str:
     again. Empty where the object is the user's.
     """
     metadata = observed.job["metadata"]
-    if f'"{names.key_prefix(metadata["name"], metadata["uid"])}' in message:
+    if _is_named(names.key_prefix(metadata["name"], metadata["uid"]), message):
         return fixes.JOB_KEY
     for ray_job in observed.ray_jobs:
         annotations = ray_job["metadata"].get("annotations") or {}
-        if f'"{names.authority_name(annotations.get(names.TLS_SECRET, ""))}"' in message:
+        if _is_named(names.authority_name(annotations.get(names.TLS_SECRET, "")), message):
             return fixes.CERTIFICATE
-        if f'"{ray_job["metadata"]["name"]}-' in message:
+        if _is_named(f"{ray_job['metadata']['name']}-", message):
             return fixes.OBJECT_OF_ATTEMPT
     return ""
+
+
+def _is_named(start: str, message: str) -> bool:
+    """Return whether the kubelet names an object that starts so. It writes `"NAME"`, or `NAMESPACE/NAME` for a key that
+    is missing.
+    """
+    return f'"{start}' in message or f"/{start}" in message
 
 
 def _fix_of_image(observed: Observed) -> str:

@@ -23,6 +23,7 @@ from tensafe_operator.plan.parsing import has_condition, has_ended, is_terminal,
 
 IGNORED_SECONDS = 120
 """For how long KubeRay may do nothing with a RayJob."""
+_KEPT = "keeps a finalizer"
 _UNSUBMITTED = "is not submitted"
 
 
@@ -82,6 +83,8 @@ def _ignored(ray_job: Object, what: str) -> Blocker:
         cause = "KubeRay cannot reach port 8265 of its head, or KubeRay's operator does not run"
         return Blocker(Reason.NOT_SUBMITTED, f"{message}, because {cause}")
     cause = "KubeRay's operator does not run, or does not watch this namespace"
+    if what == _KEPT:
+        cause += ", or because the finalizer is that of another component"
     return Blocker(Reason.KUBERAY_MISSING, f"{message}, because {cause}")
 
 
@@ -89,7 +92,7 @@ def _wait_for_kuberay(draft: Draft, ray_job: Object, pods_of: Mapping[int | None
     """What KubeRay has to do next with a RayJob; None where the next step is that of another component."""
     metadata, status = ray_job["metadata"], ray_job.get("status") or {}
     if metadata.get("deletionTimestamp"):
-        return _Wait("keeps its finalizer", parse_time(metadata["deletionTimestamp"]) or 0.0)
+        return _Wait(_KEPT, parse_time(metadata["deletionTimestamp"]) or 0.0)
     own = pods_of.get(names.attempt_named(draft.observed.job["metadata"]["name"], metadata["name"]), [])
     pods = [pod for pod in own if not has_ended(pod)]
     stopping = any(pod["metadata"].get("deletionTimestamp") for pod in pods)

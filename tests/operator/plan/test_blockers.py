@@ -288,6 +288,7 @@ def test_warning_about_a_pod_counts_until_the_pod_has_started(phase: str, found:
     [
         ('secret "claims-triage-11111111-key-0123abcd" not found', "cannot be restored. Create a new job."),
         ('secret "claims-triage-a1-tls-0123abcd" not found', "the next attempt gets a new one."),
+        ("couldn't find key ray.token in Secret clinic/claims-triage-a1-tls-0", "the next attempt gets a new one."),
         ('configmap "claims-triage-a1-0123456789ab" not found', "the next attempt gets a new one."),
         ('secret "hub" not found', "Create the object or the key in the message"),
     ],
@@ -320,6 +321,9 @@ def test_secret_that_cert_manager_does_not_issue_has_a_fix_of_its_own() -> None:
     stalled = condition(cluster, "Stalled")
     assert stalled["reason"] == "SecretMissing"
     assert stalled["message"].endswith(f'secret "{issued}" not found: {fixes.CERTIFICATE}')
+    waiting["message"] = f"couldn't find key tls.crt in Secret clinic/{issued}"
+    operator.settle()
+    assert condition(cluster, "Stalled")["message"].endswith(f"clinic/{issued}: {fixes.CERTIFICATE}")
 
 
 def test_certificate_without_cert_manager_has_a_fix_of_its_own() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from e2e.platform.fakes import statuses
 from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, running_job, started_job
+from tensafe_api import fixes
 from tensafe_api.reasons import Reason
 from tensafe_api.timestamps import format_time
 from tensafe_operator.children.rayjob import GRACE_SECONDS
@@ -246,6 +247,15 @@ def test_init_container_that_fails_is_a_crash() -> None:
     )
     operator.settle()
     assert "container issue ended with exit code 127 (Error)" in condition(cluster, "Stalled")["message"]
+
+
+def test_pod_without_a_certificate_has_a_fix_of_its_own() -> None:
+    """Such as where the issuer of cert-manager issues no authorities."""
+    cluster, operator = starting_job()
+    containers = [{**failed(cluster)["containerStatuses"][0], "name": "certificate"}]
+    replace_head(cluster, HEAD, {"phase": "Failed", "initContainerStatuses": containers})
+    operator.settle()
+    assert condition(cluster, "Stalled")["message"].endswith(f"code 127 (Error): {fixes.AUTHORITY}")
 
 
 @pytest.mark.parametrize("reason", ["PreemptionByScheduler", "EvictionByEvictionAPI", "TerminationByKubelet"])

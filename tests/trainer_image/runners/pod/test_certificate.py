@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tensorguard.runners.pod import certificate
 from tensorguard.runners.pod.certificate import Authority, main
@@ -176,6 +176,52 @@ def test_authority_of_cert_manager_issues_certificates(tmp_path: Path) -> None:
         assert main({**variables, "TENSAFE_POD_IPS": "127.0.0.1"}, pod) == 0
         assert certificate_in(pod, "ca.crt") == own
     assert handshake(*pods) == ""
+
+
+def authority(is_ca: bool | None = True, begins: int = -1, ends: int = 8760) -> dict[str, str]:
+    """The variables for an authority of cert-manager that is valid from `begins` to `ends`, in hours from now."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "triage-a1")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now + datetime.timedelta(hours=begins))
+    builder = builder.not_valid_after(now + datetime.timedelta(hours=ends))
+    if is_ca is not None:
+        builder = builder.add_extension(x509.BasicConstraints(is_ca, None), critical=True)
+    certificate = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+    address = {"TENSAFE_POD_IPS": "127.0.0.1"}
+    return {"TENSAFE_AUTHORITY_KEY": pem(key), "TENSAFE_AUTHORITY_CERTIFICATE": certificate, **address}
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (authority(is_ca=False), "may not issue others (isCA): correct the issuer"),
+        (authority(is_ca=None), "may not issue others (isCA): correct the issuer"),
+        (authority(begins=-2, ends=-1), "an authority that is valid from "),
+        (authority(begins=1), "an authority that is valid from "),
+    ],
+)
+def test_authority_with_which_no_pods_could_connect_is_refused(
+    variables: dict[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(variables, tmp_path / "tls") == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "tls").exists()
+
+
+def test_authority_that_is_valid_for_less_than_it_was_asked_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(authority(), tmp_path) == 0
+    assert capsys.readouterr().err == ""
+    assert main(authority(ends=72), tmp_path) == 0
+    assert "the authority that cert-manager issued is valid until " in capsys.readouterr().err
+
+
+def test_key_of_another_algorithm_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = rsa.generate_private_key(65537, 2048)
+    assert main({**authority(), "TENSAFE_AUTHORITY_KEY": pem(key)}, tmp_path) == 1
+    assert "not of ECDSA" in capsys.readouterr().err
 
 
 def test_key_that_is_not_that_of_the_certificate_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,8 +100,11 @@ class Authority:
             own = x509.load_pem_x509_certificates(certificate.encode())[0]
         except ValueError as error:
             raise CertificateError(f"the Secret of cert-manager holds no key and certificate ({error})") from error
-        if not isinstance(loaded, ec.EllipticCurvePrivateKey) or loaded.public_key() != own.public_key():
+        if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+            raise CertificateError("the Secret of cert-manager holds a key that is not of ECDSA")
+        if loaded.public_key() != own.public_key():
             raise CertificateError("the Secret of cert-manager holds a key and a certificate that do not match")
+        _check_authority(own)
         return cls(loaded, own)
 
     def write_certificate(self, folder: Path, addresses: list[str], names: list[str]) -> None:
@@ -152,6 +155,24 @@ class Authority:
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
             .sign(self._key, hashes.SHA256())
         )
+
+
+def _check_authority(certificate: x509.Certificate) -> None:
+    """Refuse an authority with which no two pods could connect."""
+    fix = "correct the issuer that the chart's value jobs.tls.issuerRef names, and start another attempt"
+    try:
+        is_authority = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        is_authority = False
+    if not is_authority:
+        raise CertificateError(f"cert-manager issued a certificate that may not issue others (isCA): {fix}")
+    now = datetime.datetime.now(datetime.UTC)
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if not start <= now < end:
+        raise CertificateError(f"cert-manager issued an authority that is valid from {start} to {end}, not now: {fix}")
+    if end - now < LIFETIME / 2:
+        note = "pods of this attempt cannot connect any more from then on, and the next attempt gets a new one"
+        print(f"the authority that cert-manager issued is valid until {end}: {note}", file=sys.stderr)
 
 
 def _valid_from_now() -> x509.CertificateBuilder:
