@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensafe_api.fixes import split_fix
+from tensafe_api.fixes import STATUS_REFUSED, split_fix
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.job import KIND
 from tensafe_api.timestamps import parse_time
@@ -90,7 +90,7 @@ def diagnose(seen: Seen, now: float) -> Diagnosis:
 def _state(seen: Seen, now: float) -> Diagnosis:
     job, phase = seen.job, screen.phase_of(seen.job)
     change = "" if screen.is_final(job) else _unseen_change(seen, now)
-    if (phase == screen.NOT_SEEN or change) and (refused := _refused_status(seen)) is not None:
+    if not screen.is_final(job) and (refused := _refused_status(seen)) is not None:
         return refused
     if phase == screen.NOT_SEEN:
         created = parse_time(part(job, "metadata.creationTimestamp"))
@@ -113,7 +113,7 @@ def _state(seen: Seen, now: float) -> Diagnosis:
         return Diagnosis(word, message or reason.sentence, f"{reason.fix} `{resume}` does this.")
     # The message of a blocked job ends with the fix, which is shown by itself.
     detail, fix = split_fix(message, reason.fix)
-    what = detail if reason.sentence in detail else f"{reason.sentence} {detail}".rstrip()
+    what = detail if reason.sentence.rstrip(".") in detail else f"{reason.sentence} {detail}".rstrip()
     return Diagnosis(word, what, fix)
 
 
@@ -144,12 +144,13 @@ def _refused_status(seen: Seen) -> Diagnosis | None:
     fields = part(seen.job, "metadata.managedFields") or ()
     written = max((str(each.get("time")) for each in fields if each.get("subresource") == "status"), default="")
     about_job = [event for event in seen.warnings or () if part(event, "involvedObject.kind") == KIND]
-    refusals = [event for event in about_job if event.get("reason") == Reason.FORBIDDEN.value]
+    refusals = [event for event in about_job if str(event.get("message")).startswith(STATUS_REFUSED)]
     newest = max(refusals, key=_stored_at, default=None)
     if newest is None or _stored_at(newest) <= written:
         return None
     what, fix = split_fix(str(newest.get("message") or ""), Reason.FORBIDDEN.fix)
-    return Diagnosis(Reason.FORBIDDEN.value, cut(what), fix)
+    older = " What the status shows, ε too, may be older than the ledger." if written else ""
+    return Diagnosis(Reason.FORBIDDEN.value, f"{cut(what).rstrip('.')}.{older}", fix)
 
 
 def _stored_at(event: Object) -> str:
@@ -174,9 +175,14 @@ def _unseen_change(seen: Seen, now: float) -> str:
     is_late = ended is not None and now - ended > PATIENCE_SECONDS
     if seen.ray_job is None or not is_open or not is_late:
         return ""
-    if names.job_uid_of("RayJob", seen.ray_job) != job["metadata"].get("uid"):
-        return ""  # it belongs to an earlier job of the same name
+    if not _belongs_to(job, seen.ray_job):
+        return ""
     return f"RayJob {seen.ray_job['metadata']['name']} has ended"
+
+
+def _belongs_to(job: Object, ray_job: Object) -> bool:
+    """Whether a RayJob is that of this job, and not of an earlier one of the same name."""
+    return bool(names.job_uid_of("RayJob", ray_job) == job["metadata"].get("uid"))
 
 
 def _blocker(seen: Seen) -> Diagnosis | None:
@@ -213,7 +219,7 @@ def _evidence(seen: Seen, now: float) -> Iterator[str]:
         yield "The operator has not seen the last change of the spec yet."
     yield from _of_attempts(job)
     yield from _of_workload(seen.workload)
-    yield from _of_ray_job(seen.ray_job)
+    yield from _of_ray_job(job, seen.ray_job)
     if screen.phase_of(job) in (Phase.SUCCEEDED, Phase.BUDGET_EXHAUSTED):
         return  # what its pods waited for is over
     for pod in seen.pods or ():
@@ -247,10 +253,10 @@ def _of_workload(workload: Object | None) -> Iterator[str]:
             yield f"Workload {name}, {kind}={holds}: {condition.get('reason')}: {condition.get('message')}"
 
 
-def _of_ray_job(ray_job: Object | None) -> Iterator[str]:
+def _of_ray_job(job: Object, ray_job: Object | None) -> Iterator[str]:
     """How KubeRay reports the attempt. Its message may quote records of the driver's log, so it is not repeated."""
     status = part(ray_job, "status") or {}
-    if ray_job is not None and status.get("jobDeploymentStatus"):
+    if ray_job is not None and _belongs_to(job, ray_job) and status.get("jobDeploymentStatus"):
         words = filter(None, (status["jobDeploymentStatus"], status.get("jobStatus"), status.get("reason")))
         yield f"RayJob {ray_job['metadata']['name']}: {', '.join(words)}"
 

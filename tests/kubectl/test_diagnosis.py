@@ -182,17 +182,20 @@ def test_running_job_without_a_step_for_long_is_noticed() -> None:
 
 def test_message_of_a_ray_job_is_not_repeated() -> None:
     """It holds the last lines of the driver's log, which may quote records."""
-    ray_job = {
-        "metadata": {"name": "triage-a1"},
-        "status": {
-            "jobDeploymentStatus": "Failed",
-            "jobStatus": "FAILED",
-            "reason": "AppFailed",
-            "message": "Ms Jones",
-        },
-    }
-    found = diagnose(Seen(job_with(status_of(Phase.FAILED, Reason.WORKER_LOST)), ray_job=ray_job), NOW)
-    assert found.evidence == ["RayJob triage-a1: Failed, FAILED, AppFailed"]
+    job = job_with(status_of(Phase.FAILED, Reason.WORKER_LOST))
+    ray_job = ended_ray_job("FAILED", owner=job["metadata"]["uid"])
+    ray_job["status"] |= {"jobDeploymentStatus": "Failed", "reason": "AppFailed", "message": "Ms Jones"}
+    assert diagnose(Seen(job, ray_job=ray_job), NOW).evidence == ["RayJob triage-a1: Failed, FAILED, AppFailed"]
+    ray_job["metadata"]["ownerReferences"][0]["uid"] = "an earlier job of the same name"
+    assert diagnose(Seen(job, ray_job=ray_job), NOW).evidence == []
+
+
+def test_sentence_of_a_reason_is_not_repeated() -> None:
+    """The operator's message begins with it and continues in the same sentence."""
+    sentence = Reason.GUARD_MISSING.sentence
+    message = f"{sentence.rstrip('.')}: {Reason.GUARD_MISSING.fix}"
+    job = job_with(status_of(Phase.PENDING, Reason.GUARD_MISSING, message, stalled=True))
+    assert diagnose(Seen(job), NOW).what.count(sentence.rstrip(".")) == 1
 
 
 def refused(time: str) -> dict[str, Any]:
@@ -206,7 +209,7 @@ def refused(time: str) -> dict[str, Any]:
 def test_status_that_the_operator_cannot_write_is_explained_by_its_event() -> None:
     written, later = "2027-01-15T08:10:00Z", "2027-01-15T08:10:01Z"
     new = diagnose(Seen(job_with(None), warnings=[refused(CREATED)]), NOW)
-    assert (new.reason, new.what) == ("Forbidden", "The status of this job cannot be written: no")
+    assert (new.reason, new.what) == ("Forbidden", "The status of this job cannot be written: no.")
     assert (new.fix, new.by_operator) == (Reason.FORBIDDEN.fix, True)
     job = job_with({**status_of(Phase.RUNNING, Reason.TRAINING), "observedGeneration": 1})
     job["metadata"] |= {
@@ -215,5 +218,18 @@ def test_status_that_the_operator_cannot_write_is_explained_by_its_event() -> No
     }
     for time, reason in ((later, "Forbidden"), (written, "NotSeen")):
         assert diagnose(Seen(job, warnings=[refused(time)]), NOW + 700).reason == reason
-    seen = {**job, "status": {**job["status"], "observedGeneration": 2}}
-    assert diagnose(Seen(seen, warnings=[refused(later)]), NOW + 700).reason == Reason.TRAINING
+
+
+def test_refused_status_of_a_training_job_is_explained_until_one_is_written() -> None:
+    """Its figures are old, and look well."""
+    job, (written, later) = (
+        job_with(status_of(Phase.RUNNING, Reason.TRAINING)),
+        ("2027-01-15T08:10:00Z", "2027-01-15T08:10:01Z"),
+    )
+    job["metadata"]["managedFields"] = [{"subresource": "status", "time": written}]
+    found = diagnose(Seen(job, warnings=[refused(later)]), NOW + 700)
+    assert found.what.endswith("cannot be written: no. What the status shows, ε too, may be older than the ledger.")
+    for warning in (refused(written), {**refused(later), "message": "A pod is forbidden."}):
+        assert diagnose(Seen(job, warnings=[warning]), NOW + 700).reason == Reason.TRAINING
+    ended = job_with(status_of(Phase.SUCCEEDED, Reason.COMPLETED))
+    assert diagnose(Seen(ended, warnings=[refused(later)]), NOW + 700).reason == Reason.COMPLETED
