@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tensafe_api.resources.job import GROUP
 from tensafe_operator.runtime.objects import Resource
 
 SUCCEEDED = 0
@@ -98,7 +99,7 @@ def describe_refusal(refused: Refused) -> str:
     """One sentence on what was refused and why, with the fix."""
     request = refused.request
     if refused.missing_api:
-        if request.resource.group == "tensafe.io":
+        if request.resource.group == GROUP:
             return f"TenSafe's CRDs are not installed in this cluster: an administrator runs {_INSTALL}"
         return f"the cluster does not know {request.what}: {refused}"
     match refused.status:
@@ -124,7 +125,10 @@ def missing_right(refused: Refused) -> str:
     verb, resource = denied["verb"], denied["resource"] + (f".{denied['group']}" if denied["group"] else "")
     where = refused.request.where
     role, scope = ("view" if verb in _READS else "edit"), "RoleBinding" if refused.request.namespace else _CLUSTER_WIDE
+    # The roles of Kubernetes do not reach the kinds of KubeRay and Kueue.
+    has_role = denied["group"] in ("", GROUP)
+    asked = f"a {scope} to the ClusterRole {role}, or for " if has_role else ""
     return (
-        f"you ({denied['user']}) may not {verb} {resource} {where}: ask an administrator for a {scope} to the "
-        f'ClusterRole {role}, or for the verb "{verb}" on {resource}'
+        f"you ({denied['user']}) may not {verb} {resource} {where}: ask an administrator for {asked}the verb "
+        f'"{verb}" on {resource}'
     )
