@@ -112,13 +112,18 @@ GRADIENTS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "the parts of the threads may leave the end of a vector loop",
-        (Edit(_VECTOR_TAILS, "if numbers >= SLOW_GRAIN else {1}", "if False else {1}"),),
+        (Edit(_VECTOR_TAILS, "for count in {1, parts}", "for count in {1}"),),
         (MODEL_TESTS + "test_vector_tails.py::test_equal_numbers_give_equal_results_in_even_shapes_alone",),
     ),
     Mutation(
         "vector loops are taken to be shorter than they are",
-        (Edit(_VECTOR_TAILS, "STEP = 64", "STEP = 8"),),
+        (Edit(_VECTOR_TAILS, "STEP_BYTES = 128", "STEP_BYTES = 16"),),
         (MODEL_TESTS + "test_vector_tails.py::test_equal_numbers_give_equal_results_in_even_shapes_alone",),
+    ),
+    Mutation(
+        "products of complex numbers count as exact",
+        (Edit(_VECTOR_TAILS, "    if of_complex:", "    if False:"),),
+        (MODEL_TESTS + "test_vector_tails.py::test_products_of_complex_numbers_may_round",),
     ),
     Mutation(
         "the reciprocal root of a 16-bit number counts as exact",

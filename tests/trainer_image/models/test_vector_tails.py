@@ -12,8 +12,9 @@ import torch
 from torch.nn import functional
 
 from tensorguard.data.rows import TokenRows
+from tensorguard.models import vector_tails
 from tensorguard.models.self_test import SelfTest, dummy_batches
-from tensorguard.models.vector_tails import EXACT, VectorTails, is_even
+from tensorguard.models.vector_tails import ALIKE, EXACT, VectorTails, is_even
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 aten = torch.ops.aten
@@ -27,6 +28,7 @@ WITH_ARGUMENTS: dict[str, Function] = {
     "clamp_min": lambda x: aten.clamp_min(x, -0.3),
     "fill": lambda x: aten.fill(x, 0.3),
     "masked_fill": lambda x: aten.masked_fill(x, x > 0, 0.3),
+    "tanh_backward": lambda x: aten.tanh_backward(0.3 - x, x),
     "threshold": lambda x: aten.threshold(x, 0.1, 0.3),
     "threshold_backward": lambda x: aten.threshold_backward(x, 0.3 - x, 0.1),
     "where": lambda x: aten.where(x > 0, x, -x),
@@ -37,8 +39,6 @@ ROUNDED: dict[str, Function] = {
     "addcmul": lambda x: torch.addcmul(x, x, x, value=0.3),
     "celu": functional.celu,
     "elu": functional.elu,
-    "erf": torch.erf,
-    "exp": torch.exp,
     "gelu": functional.gelu,
     "glu": functional.glu,
     "hardsigmoid": functional.hardsigmoid,
@@ -53,11 +53,9 @@ ROUNDED: dict[str, Function] = {
     "sigmoid": torch.sigmoid,
     "silu": functional.silu,
     "softplus": functional.softplus,
-    "tanh": torch.tanh,
     "tanh-gelu": lambda x: functional.gelu(x, approximate="tanh"),
 }
-WITHOUT_OWN_GRADIENT = {"add with alpha", "addcmul", "erf", "exp", "lerp", "power"}
-tanh_gelu = ROUNDED["tanh-gelu"]
+WITHOUT_OWN_GRADIENT = {"add with alpha", "addcmul", "lerp", "power"}
 
 
 def numbers_of(dtype: torch.dtype) -> torch.Tensor:
@@ -72,7 +70,7 @@ def numbers_of(dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", sorted(EXACT | {"pow"}))
+@pytest.mark.parametrize("name", sorted(EXACT | ALIKE | {"pow"}))
 def test_exact_function_has_the_same_bits_in_a_vector_and_alone(
     name: str, dtype: torch.dtype, one_thread: None
 ) -> None:
@@ -112,48 +110,79 @@ def test_gradient_that_may_round_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
-def test_equal_numbers_give_equal_results_in_even_shapes_alone(threads: int, one_thread: None) -> None:
-    """With tanh-GELU of a number of fp16 that a vector rounds otherwise. A CPU without vectors has none."""
-    numbers = numbers_of(torch.float16)
-    alone = torch.cat([tanh_gelu(each) for each in numbers.split(ALONE)])
-    differing = numbers[(tanh_gelu(numbers) != alone) & ~alone.isnan()]
+@pytest.mark.parametrize(
+    ("name", "function", "dtype"),
+    [
+        ("aten::gelu", ROUNDED["tanh-gelu"], torch.float16),
+        ("aten::silu", functional.silu, torch.float32),
+        ("aten::mul.Tensor", lambda x: x * x, torch.complex64),
+    ],
+)
+def test_equal_numbers_give_equal_results_in_even_shapes_alone(
+    name: str, function: Function, dtype: torch.dtype, threads: int, one_thread: None
+) -> None:
+    """With a number that a vector rounds otherwise. A CPU without vectors has none."""
+    if dtype.is_complex:
+        numbers = torch.complex(numbers_of(torch.float32), numbers_of(torch.float32).flip(0))
+    else:
+        numbers = numbers_of(dtype)
+    alone = torch.cat([function(each) for each in numbers.split(7)])
+    differing = numbers[(function(numbers) != alone) & ~alone.isnan()]
     if not len(differing):
         pytest.skip("this CPU rounds all numbers alike")
     draw, found = random.Random(threads), {True: 0, False: 0}
     torch.set_num_threads(threads)
     try:
-        for _ in range(300):
-            shape = (draw.randint(1, 12), draw.choice([5, 16, 33, 64, 100]), draw.choice([20, 96, 128, 250, 512]))
-            whole = torch.full(shape, float(differing[0]), dtype=torch.float16)
-            for tensor in (whole, whole[..., : shape[-1] // 2], whole.transpose(0, 1)):
-                result = tanh_gelu(tensor)
-                is_equal = len(result.unique()) == 1
-                assert is_equal or not is_even(result, [tensor])
+        for _ in range(200):
+            shape = (draw.randint(1, 12), draw.choice([5, 16, 33, 64, 100]), draw.choice([20, 96, 128, 250, 336, 512]))
+            whole = differing[0].repeat(shape)
+            half = whole[..., : shape[-1] // 2]
+            for tensor in (whole, half, whole.transpose(0, 1), half.transpose(1, 2)):
+                result = function(tensor)
+                is_equal = len(torch.view_as_real(result).unique(dim=0) if dtype.is_complex else result.unique()) == 1
+                assert is_equal or not is_even(result, [tensor], name)
                 found[is_equal] += 1
     finally:
         torch.set_num_threads(1)
-    assert min(found.values()) > 100
+    assert min(found.values()) > 30
 
 
 def test_calls_on_one_record_at_a_time_and_on_what_all_share_are_left_out() -> None:
     with VectorTails() as own:
-        torch.tanh(torch.randn(1, 17))
+        torch.sigmoid(torch.randn(1, 17))
     with VectorTails(own) as tails:
         for _ in range(3):
-            torch.tanh(torch.randn(1, 17))
+            torch.sigmoid(torch.randn(1, 17))
     assert tails.uneven == ""
     with VectorTails(own) as tails:
-        torch.tanh(torch.randn(3, 17))
-    assert tails.uneven == "aten::tanh"
+        torch.sigmoid(torch.randn(3, 17))
+    assert tails.uneven == "aten::sigmoid"
 
 
-def test_self_test_names_the_operation_and_does_not_call_the_shape_bit_equal(trained, one_thread) -> None:
-    """The pooler of the tiny BERT takes tanh of 32 numbers of each record."""
-    model = trained("bert")
+@pytest.mark.parametrize(
+    ("function", "uneven"),
+    [
+        (lambda x: x * x, "aten::mul.Tensor"),
+        (lambda x: x.abs(), "aten::abs"),
+        (lambda x: 1 / x, "aten::reciprocal"),
+        (lambda x: x + x, ""),
+    ],
+)
+def test_products_of_complex_numbers_may_round(function: Function, uneven: str) -> None:
+    """Such as those of the rotary positions of Llama 4 and DeepSeek."""
+    with VectorTails() as tails:
+        function(torch.randn(3, 17, dtype=torch.complex64))
+    assert tails.uneven == uneven
+
+
+def test_self_test_names_the_operation_and_does_not_call_the_shape_bit_equal(trained, one_thread, monkeypatch) -> None:
+    """On a CPU with vectors of 1,536 bits, the tiny Llama's SiLU of 2 records would end within one, and of 3 not."""
+    monkeypatch.setattr(vector_tails, "STEP_BYTES", 384)
+    model = trained("llama")
 
     def report(rows: int) -> SelfTest:
         return model.self_test(dummy_batches(model.task, TokenRows(16, 0, 97), rows=rows, length=16))
 
-    assert [(report(rows).uneven, report(rows).bit_equal) for rows in (1, 2, 4)] == [("", True)] * 3
-    odd = report(3)
-    assert (odd.uneven, odd.neighbour_error, odd.bit_equal) == ("aten::tanh", 0.0, False)
+    assert [(report(rows).uneven, report(rows).bit_equal) for rows in (1, 3)] == [("", True)] * 2
+    odd = report(2)
+    assert (odd.uneven, odd.neighbour_error, odd.bit_equal) == ("aten::silu", 0.0, False)

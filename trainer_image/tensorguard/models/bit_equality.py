@@ -13,9 +13,7 @@ deterministic kernel is always exact there.
 
 On a CPU, two such causes were measured that depend on shapes. torch computes the end of a tensor, or of a thread's part
 of it, by other instructions than its middle: `vector_tails` refuses such shapes, because few numbers show the
-difference. The matrix library uses another kernel if a thread's part is one row. Neither happens if the micro-batch and
-the number of threads are powers of two, and each thread's share of a record's length times each layer's width is a
-multiple of 64.
+difference. The matrix library uses another kernel if a thread's part is one row.
 
 A third cause does not depend on shapes, and the self-test does not always find it: Intel's matrix library may choose a
 kernel by the address of a matrix. `matrix_library` forbids that.
