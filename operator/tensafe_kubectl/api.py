@@ -3,7 +3,7 @@
 The `kubernetes` package has no typed classes for custom resources, and its watch does not report why a connection
 broke. So only its configuration (address, TLS, tokens and their refresh) and its connection pool are used.
 
-A refusal raises `Refused`, a missing answer `Unreachable`. Nothing is retried here: `follow` reconnects a watch.
+A refusal raises `Refused`, a missing answer `Unreachable`. Nothing is retried here: `watching` reconnects a watch.
 """
 
 from __future__ import annotations
@@ -64,6 +64,12 @@ class Api:
             token = (page.get("metadata") or {}).get("continue") or ""
             if not token:
                 return found
+
+    def list_one(self, resource: Resource, namespace: str, name: str) -> tuple[Object | None, str]:
+        """One object, or None if it does not exist, and the version from which its next changes can be watched."""
+        query = {"fieldSelector": f"metadata.name={name}"}
+        found = self._json("GET", Request("list", resource, namespace), query)
+        return next(iter(found.get("items") or ()), None), str(found["metadata"]["resourceVersion"])
 
     def merge(self, resource: Resource, namespace: str, name: str, changes: Object) -> Object:
         """Change some fields of an object by a merge patch."""
