@@ -84,9 +84,12 @@ CERTIFICATE: Final = (
     "the job, and set spec.suspend to false when it is Suspended."
 )
 AUTHORITY: Final = (
-    "`kubectl logs` of this pod with `-c certificate` shows why it has no certificate for TLS. If it names "
-    "cert-manager, an administrator corrects the issuer in the chart's value jobs.tls.issuerRef. Then suspend the job, "
-    "and set spec.suspend to false when it is Suspended: the next attempt gets a new authority."
+    "An administrator corrects the issuer of cert-manager that the chart's value jobs.tls.issuerRef names. Then "
+    "suspend the job, and set spec.suspend to false when it is Suspended: the next attempt gets a new authority."
+)
+NODE_LOST: Final = (
+    "Look at the nodes of these pods (kubectl get nodes). Delete the Node that does not come back, or the pods with "
+    "kubectl delete pod POD -n NAMESPACE --force. The job then continues without further action."
 )
 STATUS_REFUSED: Final = "The status of this job cannot be written"
 """How an Event begins about a status that the API server refuses."""
@@ -132,6 +135,7 @@ OWN_FIXES: Final = (
     CERT_MANAGER,
     CERTIFICATE,
     AUTHORITY,
+    NODE_LOST,
     CHANGED_BY_OTHERS,
     NETWORK_POLICY,
     GRACE_PERIOD,

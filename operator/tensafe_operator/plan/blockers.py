@@ -77,7 +77,9 @@ _FIXES_BY_CAUSE = {
         (re.compile("^(NetworkPolicy|RoleBinding) .{1,300}: it was brought back "), fixes.CHANGED_BY_OTHERS),
         (re.compile("^Certificate .{0,300}(404 page not found|could not find the requested)"), fixes.CERT_MANAGER),
     ),
-    Reason.CRASH_LOOP: ((re.compile(": container certificate "), fixes.AUTHORITY),),
+    Reason.CRASH_LOOP: (
+        (re.compile(": container certificate .{1,80}: no certificate: .{0,60}cert-manager "), fixes.AUTHORITY),
+    ),
     Reason.UNKNOWN_FIELD: ((re.compile(""), fixes.POD_FIELDS),),
     Reason.UNSCHEDULABLE: (
         (re.compile('persistentvolumeclaim "[^"]{1,300}" not found'), fixes.CLAIM_MISSING),

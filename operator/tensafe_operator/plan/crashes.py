@@ -15,6 +15,7 @@ from tensafe_api.reasons import ConditionType, Reason
 from tensafe_api.resources.status import Condition
 from tensafe_api.timestamps import parse_time
 from tensafe_operator.children.rayjob import GRACE_SECONDS, HEAD_CONTAINER, WORKER_CONTAINER
+from tensafe_operator.children.tls import CERTIFICATE_CONTAINER, NO_CERTIFICATE
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.observed import Object, Observed
@@ -114,7 +115,15 @@ def _failed_of(containers: Iterable[Object]) -> Iterator[tuple[str, Object]]:
     for container in containers:
         ended = (container.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
-            yield f"container {container.get('name')} ended with exit code {ended['exitCode']}{_cause_of(ended)}", ended
+            name = container.get("name")
+            why = _certificate_error(ended) if name == CERTIFICATE_CONTAINER else ""
+            yield f"container {name} ended with exit code {ended['exitCode']}{_cause_of(ended)}{why}", ended
+
+
+def _certificate_error(ended: Object) -> str:
+    """Why a pod has no certificate, in the words of our own code, which reads no records."""
+    lines = str(ended.get("message") or "").splitlines()
+    return next((f": {line[:_LONGEST]}" for line in lines if line.startswith(NO_CERTIFICATE)), "")
 
 
 def _cause_of(ended: Object) -> str:

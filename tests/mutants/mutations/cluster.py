@@ -146,6 +146,11 @@ CLUSTER: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        "the status has the log of the container that issues certificates",
+        (Edit("operator/tensafe_operator/plan/crashes.py", "if line.startswith(NO_CERTIFICATE)", "if line"),),
+        ("tests/operator/plan/test_crashes.py::test_pod_without_a_certificate_says_why",),
+    ),
+    Mutation(
         "the status has what a hook of a container wrote",
         (Edit("operator/tensafe_operator/plan/blockers.py", " and reason != _HOOK_FAILED", ""),),
         ("tests/operator/plan/test_blockers.py::test_output_of_a_hook_is_not_copied",),

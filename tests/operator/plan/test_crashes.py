@@ -18,6 +18,8 @@ from tensafe_operator.plan.pending import NODE_SECONDS
 ONE_WORKER = {"spec__cluster__workers": 1}
 NAME, HEAD = "claims-triage-a1", "claims-triage-a1-head"
 
+ISSUED = "no certificate: cert-manager issued a certificate that may not issue others (isCA)"
+
 
 def starting_job() -> tuple[FakeCluster, FakeOperator]:
     cluster, operator = started_job(**ONE_WORKER)
@@ -249,13 +251,25 @@ def test_init_container_that_fails_is_a_crash() -> None:
     assert "container issue ended with exit code 127 (Error)" in condition(cluster, "Stalled")["message"]
 
 
-def test_pod_without_a_certificate_has_a_fix_of_its_own() -> None:
-    """Such as where the issuer of cert-manager issues no authorities."""
+@pytest.mark.parametrize(
+    ("log", "shown"),
+    [
+        (f"Ms Jones\n{ISSUED}\n", f"{ISSUED}: {fixes.AUTHORITY}"),
+        ("no certificate: TENSAFE_POD_IPS is empty", f"TENSAFE_POD_IPS is empty: {Reason.CRASH_LOOP.fix}"),
+        ("python: no module named tensorguard, Ms Jones", f"code 127 (Error): {Reason.CRASH_LOOP.fix}"),
+    ],
+)
+def test_pod_without_a_certificate_says_why(log: str, shown: str) -> None:
+    """Such as where the issuer of cert-manager issues no authorities. Nothing else of the log is shown. An unsuitable
+    image fails there, too.
+    """
     cluster, operator = starting_job()
-    containers = [{**failed(cluster)["containerStatuses"][0], "name": "certificate"}]
-    replace_head(cluster, HEAD, {"phase": "Failed", "initContainerStatuses": containers})
+    container = {**failed(cluster)["containerStatuses"][0], "name": "certificate"}
+    container["state"]["terminated"]["message"] = log
+    replace_head(cluster, HEAD, {"phase": "Failed", "initContainerStatuses": [container]})
     operator.settle()
-    assert condition(cluster, "Stalled")["message"].endswith(f"code 127 (Error): {fixes.AUTHORITY}")
+    message = condition(cluster, "Stalled")["message"]
+    assert message.endswith(shown) and "Ms Jones" not in message
 
 
 @pytest.mark.parametrize("reason", ["PreemptionByScheduler", "EvictionByEvictionAPI", "TerminationByKubelet"])

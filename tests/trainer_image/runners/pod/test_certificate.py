@@ -195,10 +195,10 @@ def authority(is_ca: bool | None = True, begins: int = -1, ends: int = 8760) -> 
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        (authority(is_ca=False), "may not issue others (isCA): correct the issuer"),
-        (authority(is_ca=None), "may not issue others (isCA): correct the issuer"),
-        (authority(begins=-2, ends=-1), "an authority that is valid from "),
-        (authority(begins=1), "an authority that is valid from "),
+        (authority(is_ca=False), "no certificate: cert-manager issued a certificate that may not issue others (isCA)"),
+        (authority(is_ca=None), "no certificate: cert-manager issued a certificate that may not issue others (isCA)"),
+        (authority(begins=-2, ends=-1), "no certificate: cert-manager issued an authority that is valid from "),
+        (authority(begins=1), "no certificate: cert-manager issued an authority that is valid from "),
     ],
 )
 def test_authority_with_which_no_pods_could_connect_is_refused(

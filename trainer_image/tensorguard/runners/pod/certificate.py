@@ -159,17 +159,16 @@ class Authority:
 
 def _check_authority(certificate: x509.Certificate) -> None:
     """Refuse an authority with which no two pods could connect."""
-    fix = "correct the issuer that the chart's value jobs.tls.issuerRef names, and start another attempt"
     try:
         is_authority = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except x509.ExtensionNotFound:
         is_authority = False
     if not is_authority:
-        raise CertificateError(f"cert-manager issued a certificate that may not issue others (isCA): {fix}")
+        raise CertificateError("cert-manager issued a certificate that may not issue others (isCA)")
     now = datetime.datetime.now(datetime.UTC)
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not start <= now < end:
-        raise CertificateError(f"cert-manager issued an authority that is valid from {start} to {end}, not now: {fix}")
+        raise CertificateError(f"cert-manager issued an authority that is valid from {start} to {end}, and not now")
     if end - now < LIFETIME / 2:
         note = "pods of this attempt cannot connect any more from then on, and the next attempt gets a new one"
         print(f"the authority that cert-manager issued is valid until {end}: {note}", file=sys.stderr)
