@@ -279,7 +279,7 @@ class Reason(StrEnum):
     )
     PODS_LEFT = (
         "PodsLeft",
-        "A pod of an earlier attempt still runs, so the next attempt cannot start.",
+        "A pod that should be gone is left, so an attempt cannot start.",
         "Delete the RayJob that the pod's RayCluster belongs to; if there is none, the RayCluster, or else the pod. "
         "The job then continues without further action.",
     )

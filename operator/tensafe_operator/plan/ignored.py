@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from tensafe_api import fixes
 from tensafe_api.reasons import ConditionType, Reason
 from tensafe_api.resources.status import Status
 from tensafe_api.timestamps import parse_time
@@ -25,6 +26,7 @@ IGNORED_SECONDS = 120
 """For how long KubeRay may do nothing with a RayJob."""
 _KEPT = "keeps a finalizer"
 _UNSUBMITTED = "is not submitted"
+_TERMINATING = "has only pods that are being deleted"
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ def _ignored(ray_job: Object, what: str) -> Blocker:
     if what == _UNSUBMITTED:
         cause = "KubeRay cannot reach port 8265 of its head, or KubeRay's operator does not run"
         return Blocker(Reason.NOT_SUBMITTED, f"{message}, because {cause}")
+    if what == _TERMINATING:
+        return Blocker(Reason.PODS_LEFT, f"{message}: their nodes do not answer", fixes.NODE_LOST)
     cause = "KubeRay's operator does not run, or does not watch this namespace"
     if what == _KEPT:
         cause += ", or because the finalizer is that of another component"
@@ -111,6 +115,9 @@ def _wait_for_kuberay(draft: Draft, ray_job: Object, pods_of: Mapping[int | None
     if not pods:
         what = "has only pods that have ended" if own else "has no pods"
         return _Wait(what, max([parse_time(status.get("startTime")) or 0.0, *map(_last_change_of_pod, own)]))
+    deletions = [parse_time(pod["metadata"].get("deletionTimestamp")) for pod in pods]
+    if all(deletions):
+        return _Wait(_TERMINATING, max(deletion or 0.0 for deletion in deletions))
     ready_since = _head_ready_since(pods)
     return None if ready_since is None or state != "Running" else _Wait(_UNSUBMITTED, ready_since)
 

@@ -8,6 +8,7 @@ import pytest
 
 from e2e.platform.fakes import statuses
 from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, running_job, started_job
+from tensafe_api import fixes
 from tensafe_api.timestamps import format_time
 from tensafe_operator.plan.ignored import IGNORED_SECONDS
 
@@ -96,6 +97,29 @@ def test_pods_that_start_or_stop_are_no_wait_for_kuberay(change: Callable[[FakeC
     cluster.now += IGNORED_SECONDS
     operator.settle()
     assert stalled(cluster) == ("False", "NotBlocked")
+
+
+def test_pods_whose_nodes_do_not_answer_are_named_with_what_removes_them() -> None:
+    """Such pods are being deleted for ever, and KubeRay creates no others."""
+    cluster, operator = started_job()
+    cluster.start_pods()
+    unsubmitted(cluster)
+    for pod in cluster.pods.values():
+        pod["metadata"]["deletionTimestamp"] = format_time(cluster.now + 30)
+    operator.settle()
+    assert stalled(cluster) == ("False", "NotBlocked")
+    cluster.now += 30 + IGNORED_SECONDS
+    operator.settle()
+    assert stalled(cluster) == ("True", "PodsLeft")
+    message = condition(cluster, "Stalled")["message"]
+    assert f"RayJob {NAME} has only pods that are being deleted after 120 s: their nodes do not answer" in message
+    assert message.endswith(fixes.NODE_LOST)
+    cluster.pods.clear()
+    operator.settle()
+    cluster.start_pods()
+    cluster.ray_jobs[NAME]["status"] = {**statuses.running(CLUSTER), "jobStatus": "PENDING"}
+    operator.settle()
+    assert (cluster.status["phase"], stalled(cluster)) == ("Starting", ("False", "NotBlocked"))
 
 
 @pytest.mark.parametrize("deleted", [False, True], ids=["failed", "failed-and-deleted"])
