@@ -217,14 +217,15 @@ class Reconciler:
     async def _failure_in_status(self, observed: Observed, patient: bool) -> AsyncIterator[None]:
         """Show in the status that the reconcile of this job failed, and raise the error again.
 
-        An unavailable API server, a refused request and a long computation are not failures. An invalid object is.
+        An unavailable API server, a refused request and a long computation are not failures. An object that the API
+        server itself finds invalid is.
         """
         try:
             yield
         except (ApiUnavailable, TakesLong):
             raise
         except Exception as error:
-            if not isinstance(error, ApiError) or error.status == INVALID:
+            if not isinstance(error, ApiError) or (error.status == INVALID and not error.by_policy):
                 await self._report_failure(observed, error, patient)
             raise
 

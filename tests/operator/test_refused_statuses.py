@@ -51,6 +51,30 @@ def test_policy_that_refuses_the_status_is_named_in_one_event_and_explained(
     assert "the platform team owns this object" in found.what
 
 
+def test_policy_that_refuses_some_statuses_is_no_failure_of_the_operator(
+    cluster: JobHarness, platform_team: Refuse
+) -> None:
+    """The report of a failure would pass such a policy, and hide which component refuses the status."""
+    has_no_attempt = "!has(object.status) || !has(object.status.attempts)"
+    platform_team("UPDATE", "tensafe.io", "tensafetrainingjobs/status", unless=has_no_attempt)
+
+    def is_refused() -> bool:
+        """A new policy takes effect after a moment."""
+        cluster.plane.kubectl("-n", cluster.namespace, "delete", "tsj", cluster.name, "--ignore-not-found")
+        cluster.apply()
+        try:
+            cluster.reconcile(passes=1)
+        except ApiError:
+            return True
+        return False
+
+    wait_until(is_refused, 60)
+    job = cluster.get("tsj", cluster.name) or {}
+    assert "InternalError" not in json.dumps(job)
+    found = diagnose(Seen(job, warnings=warnings_about(cluster)), cluster.now)
+    assert found.reason == "Forbidden" and "the platform team owns this object" in found.what
+
+
 def label(cluster: JobHarness, labels: dict[str, str]) -> bool:
     """Give the job these labels; return whether the API server accepts them."""
     command = ("patch", "tsj", cluster.name, "--type=merge", "--patch-file=/dev/stdin")
@@ -110,5 +134,6 @@ def test_status_that_cannot_be_stored_at_all_is_reported_in_an_event(cluster: Jo
     with pytest.raises(ObjectTooLarge):
         cluster.reconcile(passes=1)
     (event,) = warnings_about(cluster)
-    assert event["reason"] == "Forbidden" and event["message"].startswith("The job is too large for the API server")
+    assert event["reason"] == "Forbidden"
+    assert event["message"].startswith("The status of this job cannot be written: The job is too large for the API")
     assert cluster.get("rayjob", "claims-triage-a1") is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -45,12 +46,21 @@ T = TypeVar("T")
 """What a caller keeps of an Event."""
 
 
+_BY_POLICY = re.compile("denied (the )?request")
+"""How the API server repeats the word of a ValidatingAdmissionPolicy or of a webhook."""
+
+
 class ApiError(Exception):
     """The API server refuses the request. `status` is the HTTP status, `str()` the server's message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+    @property
+    def by_policy(self) -> bool:
+        """Whether an admission policy or webhook of the cluster refuses it, and not the API server itself."""
+        return _BY_POLICY.search(str(self)) is not None
 
 
 class AlreadyExists(ApiError):
