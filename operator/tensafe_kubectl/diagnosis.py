@@ -89,6 +89,8 @@ def diagnose(seen: Seen, now: float) -> Diagnosis:
 
 def _state(seen: Seen, now: float) -> Diagnosis:
     job, phase = seen.job, screen.phase_of(seen.job)
+    if deletion := part(job, "metadata.deletionTimestamp"):
+        return _deletion(deletion, part(job, "metadata.finalizers") or ())
     change = "" if screen.is_final(job) else _unseen_change(seen, now)
     if not screen.is_final(job) and (refused := _refused_status(seen)) is not None:
         return refused
@@ -115,6 +117,17 @@ def _state(seen: Seen, now: float) -> Diagnosis:
     detail, fix = split_fix(message, reason.fix)
     what = detail if reason.sentence.rstrip(".") in detail else f"{reason.sentence} {detail}".rstrip()
     return Diagnosis(word, what, fix)
+
+
+def _deletion(since: str, finalizers: Sequence[str]) -> Diagnosis:
+    """What a job waits for that was deleted. No other phase follows."""
+    kept = f"It stays until its finalizers are removed: {', '.join(finalizers)}."
+    what = f"The job is being deleted since {since}. {kept}"
+    fix = (
+        "Wait for the components that have set these finalizers. foregroundDeletion waits for the job's objects. "
+        "Remove the finalizer of a component that is gone: `kubectl edit` the job. Its ledger stays."
+    )
+    return Diagnosis("Deleting", cut(what), fix, by_operator=False)
 
 
 def _wait_in_queue(seen: Seen, now: float, word: str, waits: str) -> Diagnosis:
@@ -146,7 +159,7 @@ def _refused_status(seen: Seen) -> Diagnosis | None:
     about_job = [event for event in seen.warnings or () if part(event, "involvedObject.kind") == KIND]
     refusals = [event for event in about_job if str(event.get("message")).startswith(STATUS_REFUSED)]
     newest = max(refusals, key=_stored_at, default=None)
-    if newest is None or _stored_at(newest) <= written:
+    if newest is None or _stored_at(newest) < written:  # whole seconds, so both may be of the same one
         return None
     what, fix = split_fix(str(newest.get("message") or ""), Reason.FORBIDDEN.fix)
     older = " What the status shows, ε too, may be older than the ledger." if written else ""
@@ -264,9 +277,13 @@ def _of_ray_job(job: Object, ray_job: Object | None) -> Iterator[str]:
 def _of_pod(pod: Object) -> Iterator[str]:
     """What a pod waits for, or how its containers ended."""
     name, status = f"Pod {pod['metadata']['name']}", pod.get("status") or {}
+    if deletion := pod["metadata"].get("deletionTimestamp"):
+        yield f"{name} is being deleted, by {deletion}"
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             yield f"{name} is not scheduled: {condition.get('reason')}: {condition.get('message')}"
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            yield f"{name} is ended by the cluster: {condition.get('reason')}: {condition.get('message')}"
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         state: Mapping[str, Any] = container.get("state") or {}
         waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}

@@ -42,7 +42,9 @@ def condition(job: Object, kind: ConditionType) -> Mapping[str, Any]:
 
 
 def state_of(job: Object) -> tuple[str, str]:
-    """Why the job is in its phase: the reason, and a sentence."""
+    """Why the job is in its phase: the reason, and a sentence. No other phase follows once it is deleted."""
+    if part(job, "metadata.deletionTimestamp"):
+        return "Deleting", "The job is being deleted. `kubectl tensafe explain` names the finalizers that keep it."
     if phase_of(job) == NOT_SEEN:
         return "", "No operator has written a status yet."
     stalled, ready = condition(job, ConditionType.STALLED), condition(job, ConditionType.READY)

@@ -207,7 +207,7 @@ def refused(time: str) -> dict[str, Any]:
 
 
 def test_status_that_the_operator_cannot_write_is_explained_by_its_event() -> None:
-    written, later = "2027-01-15T08:10:00Z", "2027-01-15T08:10:01Z"
+    earlier, written, later = "2027-01-15T08:09:59Z", "2027-01-15T08:10:00Z", "2027-01-15T08:10:01Z"
     new = diagnose(Seen(job_with(None), warnings=[refused(CREATED)]), NOW)
     assert (new.reason, new.what) == ("Forbidden", "The status of this job cannot be written: no.")
     assert (new.fix, new.by_operator) == (Reason.FORBIDDEN.fix, True)
@@ -216,7 +216,7 @@ def test_status_that_the_operator_cannot_write_is_explained_by_its_event() -> No
         "generation": 2,
         "managedFields": [{"time": CREATED}, {"subresource": "status", "time": written}],
     }
-    for time, reason in ((later, "Forbidden"), (written, "NotSeen")):
+    for time, reason in ((later, "Forbidden"), (written, "Forbidden"), (earlier, "NotSeen")):
         assert diagnose(Seen(job, warnings=[refused(time)]), NOW + 700).reason == reason
 
 
@@ -229,7 +229,34 @@ def test_refused_status_of_a_training_job_is_explained_until_one_is_written() ->
     job["metadata"]["managedFields"] = [{"subresource": "status", "time": written}]
     found = diagnose(Seen(job, warnings=[refused(later)]), NOW + 700)
     assert found.what.endswith("cannot be written: no. What the status shows, ε too, may be older than the ledger.")
-    for warning in (refused(written), {**refused(later), "message": "A pod is forbidden."}):
+    for warning in (refused(CREATED), {**refused(later), "message": "A pod is forbidden."}):
         assert diagnose(Seen(job, warnings=[warning]), NOW + 700).reason == Reason.TRAINING
     ended = job_with(status_of(Phase.SUCCEEDED, Reason.COMPLETED))
     assert diagnose(Seen(ended, warnings=[refused(later)]), NOW + 700).reason == Reason.COMPLETED
+
+
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.SUSPENDED, Phase.SUCCEEDED])
+def test_job_that_is_being_deleted_names_the_finalizers_that_keep_it(phase: Phase) -> None:
+    """Its status does not change any more, and no fix of its reason helps."""
+    job = job_with(status_of(phase, Reason.TRAINING))
+    job["metadata"] |= {"deletionTimestamp": CREATED, "finalizers": ["example.com/keep", "foregroundDeletion"]}
+    found = diagnose(Seen(job), NOW)
+    assert found.what.startswith(f"The job is being deleted since {CREATED}.")
+    assert "until its finalizers are removed: example.com/keep, foregroundDeletion." in found.what
+    assert (found.reason, found.by_operator) == ("Deleting", False) and "Its ledger stays." in found.fix
+
+
+def test_pod_of_a_dead_node_is_named() -> None:
+    disrupted = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "DeletionByTaintManager",
+        "message": "no answer",
+    }
+    metadata = {"name": "triage-a1-head", "deletionTimestamp": CREATED}
+    pod = {"metadata": metadata, "status": {"phase": "Running", "conditions": [disrupted]}}
+    found = diagnose(Seen(job_with(status_of(Phase.STARTING, Reason.TRAINING)), pods=[pod]), NOW)
+    assert found.evidence == [
+        f"Pod triage-a1-head is being deleted, by {CREATED}",
+        "Pod triage-a1-head is ended by the cluster: DeletionByTaintManager: no answer",
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensafe_kubectl.screen import progress_text
+from tensafe_kubectl.screen import progress_text, state_of
 
 
 def remarks(speed: str) -> str:
@@ -20,3 +20,8 @@ def test_speed_that_no_training_has_is_unknown(speed: str) -> None:
 def test_remaining_time_follows_from_the_speed() -> None:
     assert remarks("0.5") == "0.5 steps/s, 2:00 left"
     assert remarks("1e100") == "1e100 steps/s, 0:00 left"
+
+
+def test_job_that_is_being_deleted_shows_no_older_state() -> None:
+    job = {"metadata": {"deletionTimestamp": "2027-01-15T08:00:00Z"}, "status": {"phase": "Running"}}
+    assert state_of(job)[0] == "Deleting"
