@@ -114,7 +114,13 @@ def test_gradient_that_may_round_is_found(name: str) -> None:
     ("name", "function", "dtype"),
     [
         ("aten::gelu", ROUNDED["tanh-gelu"], torch.float16),
+        ("aten::gelu_backward", lambda x: aten.gelu_backward(0.3 - x, x, approximate="tanh"), torch.float16),
         ("aten::silu", functional.silu, torch.float32),
+        ("aten::silu_backward", lambda x: aten.silu_backward(0.3 - x, x), torch.float32),
+        ("aten::mish_backward", lambda x: aten.mish_backward(0.3 - x, x), torch.float32),
+        ("aten::softplus", functional.softplus, torch.float32),
+        ("aten::elu", functional.elu, torch.float32),
+        ("aten::rsqrt", torch.rsqrt, torch.bfloat16),
         ("aten::mul.Tensor", lambda x: x * x, torch.complex64),
     ],
 )
@@ -133,8 +139,9 @@ def test_equal_numbers_give_equal_results_in_even_shapes_alone(
     draw, found = random.Random(threads), {True: 0, False: 0}
     torch.set_num_threads(threads)
     try:
-        for _ in range(200):
-            shape = (draw.randint(1, 12), draw.choice([5, 16, 33, 64, 100]), draw.choice([20, 96, 128, 250, 336, 512]))
+        for _ in range(100):
+            widths = [20, 96, 128, 250, 256, 320, 336, 512]
+            shape = (draw.randint(1, 12), draw.choice([5, 16, 33, 64, 100]), draw.choice(widths))
             whole = differing[0].repeat(shape)
             half = whole[..., : shape[-1] // 2]
             for tensor in (whole, half, whole.transpose(0, 1), half.transpose(1, 2)):
@@ -144,7 +151,7 @@ def test_equal_numbers_give_equal_results_in_even_shapes_alone(
                 found[is_equal] += 1
     finally:
         torch.set_num_threads(1)
-    assert min(found.values()) > 30
+    assert all(found.values())
 
 
 def test_calls_on_one_record_at_a_time_and_on_what_all_share_are_left_out() -> None:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 STEP_BYTES = 128
 """The longest step of a vector loop: two vectors of 512 bits. Other steps are a half or a quarter."""
 GRAIN, GELU_GRAIN = 32_768, 16_384
-"""torch gives a thread at least so many numbers. GELU takes all threads from the second on."""
+"""torch gives a thread at least so many numbers. GELU, but not its gradient, takes all threads above the second."""
 EXACT = frozenset(
     [
         "abs", "neg", "sgn", "sign", "signbit", "copysign",
@@ -98,7 +98,7 @@ def is_even(output: torch.Tensor, inputs: Sequence[torch.Tensor], name: str = ""
     tensors = [each for each in (output, *inputs) if each.numel() > 1]
     step = STEP_BYTES // min((each.element_size() for each in tensors if not _is_mask(each)), default=STEP_BYTES)
     numbers, threads = output.numel(), torch.get_num_threads()
-    if name.startswith("aten::gelu"):
+    if name in ("aten::gelu", "aten::gelu_"):  # not its gradient
         parts = threads if numbers > GELU_GRAIN else 1
     else:
         parts = max(1, min(threads, -(-numbers // GRAIN)))
