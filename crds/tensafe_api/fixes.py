@@ -88,7 +88,7 @@ AUTHORITY: Final = (
     "suspend the job, and set spec.suspend to false when it is Suspended: the next attempt gets a new authority."
 )
 NODE_LOST: Final = (
-    "Look at the nodes of these pods (kubectl get nodes). Delete the Node that does not come back, or the pods with "
+    "Look at its node (kubectl get nodes). Delete the Node if it does not come back, or the pod with "
     "kubectl delete pod POD -n NAMESPACE --force. The job then continues without further action."
 )
 STATUS_REFUSED: Final = "The status of this job cannot be written"

@@ -26,7 +26,6 @@ IGNORED_SECONDS = 120
 """For how long KubeRay may do nothing with a RayJob."""
 _KEPT = "keeps a finalizer"
 _UNSUBMITTED = "is not submitted"
-_TERMINATING = "has only pods that are being deleted"
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,12 @@ class _Wait:
     Attributes:
         what: what KubeRay has not done with the RayJob.
         since: since when, in seconds since the epoch; 0: since the last change of the job's conditions.
+        pod: the pod that is left, where KubeRay waits for its deletion.
     """
 
     what: str
     since: float = 0.0
+    pod: str = ""
 
 
 def unless_ignored(draft: Draft, state: JobState) -> JobState:
@@ -54,7 +55,7 @@ def unless_ignored(draft: Draft, state: JobState) -> JobState:
     changed = last_change(draft, state) if waiting else 0.0
     for ray_job, wait in waiting:
         if has_waited(draft, changed, wait.since, IGNORED_SECONDS):
-            return blocked_state(_ignored(ray_job, wait.what), state.phase)
+            return blocked_state(_left(wait.pod) if wait.pod else _ignored(ray_job, wait.what), state.phase)
     return state
 
 
@@ -84,12 +85,18 @@ def _ignored(ray_job: Object, what: str) -> Blocker:
     if what == _UNSUBMITTED:
         cause = "KubeRay cannot reach port 8265 of its head, or KubeRay's operator does not run"
         return Blocker(Reason.NOT_SUBMITTED, f"{message}, because {cause}")
-    if what == _TERMINATING:
-        return Blocker(Reason.PODS_LEFT, f"{message}: their nodes do not answer", fixes.NODE_LOST)
     cause = "KubeRay's operator does not run, or does not watch this namespace"
     if what == _KEPT:
         cause += ", or because the finalizer is that of another component"
     return Blocker(Reason.KUBERAY_MISSING, f"{message}, because {cause}")
+
+
+def _left(pod: str) -> Blocker:
+    """KubeRay creates no other pod before this one is gone."""
+    late = f"{IGNORED_SECONDS} s after the end of its grace period"
+    return Blocker(
+        Reason.PODS_LEFT, f"pod {pod} is still being deleted {late}: its node does not answer", fixes.NODE_LOST
+    )
 
 
 def _wait_for_kuberay(draft: Draft, ray_job: Object, pods_of: Mapping[int | None, list[Object]]) -> _Wait | None:
@@ -115,9 +122,11 @@ def _wait_for_kuberay(draft: Draft, ray_job: Object, pods_of: Mapping[int | None
     if not pods:
         what = "has only pods that have ended" if own else "has no pods"
         return _Wait(what, max([parse_time(status.get("startTime")) or 0.0, *map(_last_change_of_pod, own)]))
-    deletions = [parse_time(pod["metadata"].get("deletionTimestamp")) for pod in pods]
-    if all(deletions):
-        return _Wait(_TERMINATING, max(deletion or 0.0 for deletion in deletions))
+    deleted = {pod["metadata"]["name"]: parse_time(pod["metadata"].get("deletionTimestamp")) for pod in pods}
+    deletions = {name: time for name, time in deleted.items() if time is not None}
+    if deletions:
+        first = min(deletions, key=lambda name: deletions[name])
+        return _Wait("waits for a pod that is being deleted", deletions[first], first)
     ready_since = _head_ready_since(pods)
     return None if ready_since is None or state != "Running" else _Wait(_UNSUBMITTED, ready_since)
 

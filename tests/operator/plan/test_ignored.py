@@ -99,20 +99,22 @@ def test_pods_that_start_or_stop_are_no_wait_for_kuberay(change: Callable[[FakeC
     assert stalled(cluster) == ("False", "NotBlocked")
 
 
-def test_pods_whose_nodes_do_not_answer_are_named_with_what_removes_them() -> None:
-    """Such pods are being deleted for ever, and KubeRay creates no others."""
+@pytest.mark.parametrize("lost", [slice(0, 1), slice(1, 2), slice(None)], ids=["head", "worker", "all"])
+def test_pod_whose_node_does_not_answer_is_named_with_what_removes_it(lost: slice) -> None:
+    """Such a pod is being deleted for ever, and KubeRay creates no other."""
     cluster, operator = started_job()
     cluster.start_pods()
     unsubmitted(cluster)
-    for pod in cluster.pods.values():
-        pod["metadata"]["deletionTimestamp"] = format_time(cluster.now + 30)
+    names = list(cluster.pods)[lost]
+    for name in names:
+        cluster.pods[name]["metadata"]["deletionTimestamp"] = format_time(cluster.now + 30)
     operator.settle()
     assert stalled(cluster) == ("False", "NotBlocked")
     cluster.now += 30 + IGNORED_SECONDS
     operator.settle()
     assert stalled(cluster) == ("True", "PodsLeft")
     message = condition(cluster, "Stalled")["message"]
-    assert f"RayJob {NAME} has only pods that are being deleted after 120 s: their nodes do not answer" in message
+    assert f"pod {names[0]} is still being deleted 120 s after the end of its grace period" in message
     assert message.endswith(fixes.NODE_LOST)
     cluster.pods.clear()
     operator.settle()
