@@ -23,16 +23,12 @@ def warnings_about(cluster: JobHarness) -> list[dict[str, Any]]:
     return items
 
 
-def test_policy_that_refuses_the_status_is_named_in_one_event_and_explained(
-    cluster: JobHarness, platform_team: Refuse
-) -> None:
-    platform_team("UPDATE", "tensafe.io", "tensafetrainingjobs/status")
-    cluster.apply(spec__suspend=True)
+def wait_until_refused(cluster: JobHarness, **changes: Any) -> None:
+    """Create the job again until a new policy refuses its status: it takes effect after a moment."""
 
     def is_refused() -> bool:
-        """A new policy takes effect after a moment."""
-        cluster.plane.kubectl("-n", cluster.namespace, "delete", "tsj", cluster.name)
-        cluster.apply(spec__suspend=True)
+        cluster.plane.kubectl("-n", cluster.namespace, "delete", "tsj", cluster.name, "--ignore-not-found")
+        cluster.apply(**changes)
         try:
             cluster.reconcile(passes=1)
         except ApiError:
@@ -40,6 +36,13 @@ def test_policy_that_refuses_the_status_is_named_in_one_event_and_explained(
         return False
 
     wait_until(is_refused, 60)
+
+
+def test_policy_that_refuses_the_status_is_named_in_one_event_and_explained(
+    cluster: JobHarness, platform_team: Refuse
+) -> None:
+    platform_team("UPDATE", "tensafe.io", "tensafetrainingjobs/status")
+    wait_until_refused(cluster, spec__suspend=True)
     with pytest.raises(ApiError):
         cluster.reconcile(passes=1)
     job = cluster.get("tsj", cluster.name) or {}
@@ -57,18 +60,7 @@ def test_policy_that_refuses_some_statuses_is_no_failure_of_the_operator(
     """The report of a failure would pass such a policy, and hide which component refuses the status."""
     has_no_attempt = "!has(object.status) || !has(object.status.attempts)"
     platform_team("UPDATE", "tensafe.io", "tensafetrainingjobs/status", unless=has_no_attempt)
-
-    def is_refused() -> bool:
-        """A new policy takes effect after a moment."""
-        cluster.plane.kubectl("-n", cluster.namespace, "delete", "tsj", cluster.name, "--ignore-not-found")
-        cluster.apply()
-        try:
-            cluster.reconcile(passes=1)
-        except ApiError:
-            return True
-        return False
-
-    wait_until(is_refused, 60)
+    wait_until_refused(cluster)
     job = cluster.get("tsj", cluster.name) or {}
     assert "InternalError" not in json.dumps(job)
     found = diagnose(Seen(job, warnings=warnings_about(cluster)), cluster.now)
