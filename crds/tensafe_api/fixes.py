@@ -91,8 +91,6 @@ NODE_LOST: Final = (
     "Look at its node (kubectl get nodes). Delete the Node if it does not come back, or the pod with "
     "kubectl delete pod POD -n NAMESPACE --force. The job then continues without further action."
 )
-STATUS_REFUSED: Final = "The status of this job cannot be written"
-"""How an Event begins about a status that the API server refuses."""
 CHANGED_BY_OTHERS: Final = (
     "Find the client that changes this object, such as a second operator for this namespace, and stop it; the job then "
     "continues without further action."

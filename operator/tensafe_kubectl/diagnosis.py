@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensafe_api.fixes import STATUS_REFUSED, split_fix
+from tensafe_api.fixes import split_fix
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.job import KIND
 from tensafe_api.timestamps import parse_time
@@ -91,9 +91,9 @@ def _state(seen: Seen, now: float) -> Diagnosis:
     job, phase = seen.job, screen.phase_of(seen.job)
     if deletion := part(job, "metadata.deletionTimestamp"):
         return _deletion(deletion, part(job, "metadata.finalizers") or ())
-    change = "" if screen.is_final(job) else _unseen_change(seen, now)
     if not screen.is_final(job) and (refused := _refused_status(seen)) is not None:
         return refused
+    change = "" if screen.is_final(job) else _unseen_change(seen, now)
     if phase == screen.NOT_SEEN:
         created = parse_time(part(job, "metadata.creationTimestamp"))
         if created is not None and now - created < PATIENCE_SECONDS:
@@ -157,7 +157,7 @@ def _refused_status(seen: Seen) -> Diagnosis | None:
     fields = part(seen.job, "metadata.managedFields") or ()
     written = max((str(each.get("time")) for each in fields if each.get("subresource") == "status"), default="")
     about_job = [event for event in seen.warnings or () if part(event, "involvedObject.kind") == KIND]
-    refusals = [event for event in about_job if str(event.get("message")).startswith(STATUS_REFUSED)]
+    refusals = [event for event in about_job if str(event.get("message")).startswith(names.STATUS_REFUSED)]
     newest = max(refusals, key=_stored_at, default=None)
     if newest is None or _stored_at(newest) < written:  # whole seconds, so both may be of the same one
         return None

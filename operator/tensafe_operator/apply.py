@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from tensafe_api import fixes
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.status import Status
@@ -134,12 +133,12 @@ def _why_not_stored(error: ApiUnavailable | ApiError) -> str:
     is deleted.
     """
     if isinstance(error, ObjectTooLarge):
-        return f"{fixes.STATUS_REFUSED}: {TOO_LARGE}"
+        return f"{names.STATUS_REFUSED}: {TOO_LARGE}"
     if isinstance(error, ApiUnavailable) and not error.webhook:
         return ""
     if isinstance(error, ApiError) and error.status == NOT_FOUND:
         return ""
-    return f"{fixes.STATUS_REFUSED}: {error}: {Reason.FORBIDDEN.fix}"
+    return f"{names.STATUS_REFUSED}: {error}: {Reason.FORBIDDEN.fix}"
 
 
 async def _store(

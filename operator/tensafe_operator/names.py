@@ -29,6 +29,8 @@ TRAINER_ROLE = "tensafe-trainer"
 
 RAY_CLUSTER_LABEL = "ray.io/cluster"
 RAY_NODE_TYPE = "ray.io/node-type"
+STATUS_REFUSED = "The status of this job cannot be written"
+"""How the operator's Event begins about a status that the API server refuses."""
 
 
 def ledger_name(job: str, uid: str) -> str:

@@ -122,11 +122,11 @@ def _wait_for_kuberay(draft: Draft, ray_job: Object, pods_of: Mapping[int | None
     if not pods:
         what = "has only pods that have ended" if own else "has no pods"
         return _Wait(what, max([parse_time(status.get("startTime")) or 0.0, *map(_last_change_of_pod, own)]))
-    deleted = {pod["metadata"]["name"]: parse_time(pod["metadata"].get("deletionTimestamp")) for pod in pods}
-    deletions = {name: time for name, time in deleted.items() if time is not None}
+    metadata_of_deleted = (pod["metadata"] for pod in pods if pod["metadata"].get("deletionTimestamp"))
+    deletions = [(parse_time(each["deletionTimestamp"]) or 0.0, each["name"]) for each in metadata_of_deleted]
     if deletions:
-        first = min(deletions, key=lambda name: deletions[name])
-        return _Wait("waits for a pod that is being deleted", deletions[first], first)
+        since, pod = min(deletions)
+        return _Wait("waits for a pod that is being deleted", since, pod)
     ready_since = _head_ready_since(pods)
     return None if ready_since is None or state != "Running" else _Wait(_UNSUBMITTED, ready_since)
 

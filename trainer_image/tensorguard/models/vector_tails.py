@@ -11,6 +11,7 @@ is exact. Whether there are such ends depends on shapes alone, and is found here
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -89,7 +90,7 @@ def is_exact(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], of_compl
     return name in EXACT or name in ALIKE or not _is_function_of_numbers(name)
 
 
-def is_even(output: torch.Tensor, inputs: Sequence[torch.Tensor], name: str = "") -> bool:
+def is_even(output: torch.Tensor, inputs: Sequence[torch.Tensor], name: str) -> bool:
     """Whether all parts of a tensor, by thread and by row where it is not contiguous, are whole vector steps.
 
     Args:
@@ -120,6 +121,7 @@ def _is_mask(tensor: torch.Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
+@cache
 def _is_function_of_numbers(name: str) -> bool:
     function = name.removesuffix("_backward").removesuffix("_forward")
     return function in _NOT_TAGGED or _is_pointwise(name) or _is_pointwise(function)
