@@ -212,7 +212,7 @@ def test_pod_without_a_node_hides_no_volume_that_another_pod_waits_for() -> None
         {**PLACED, "PodReadyToStartContainers": ("False", "")},
     ],
 )
-def test_decision_on_as_many_pods_and_warnings_as_the_cache_keeps_is_quick(
+def test_decision_takes_no_more_than_its_share_of_time_for_each_pod_and_warning(
     conditions: dict[str, tuple[str, str]],
 ) -> None:
     """Any user may create pods with a job's label, and Events about them. The operator decides on its event loop."""
@@ -226,11 +226,18 @@ def test_decision_on_as_many_pods_and_warnings_as_the_cache_keeps_is_quick(
     warnings = [ClusterWarning("Pod", name, "FailedMount", "timed out") for name in about]
     ray_cluster = ClusterWarning("RayCluster", "claims-triage-a1", "FailedToCreateWorkerPod", "a timeout")
     warnings += [ray_cluster] * (KEPT_IN_NAMESPACE - len(warnings))
-    seen = replace(cluster.observe(), pods=tuple(pods), warnings=tuple(warnings))
-    decide(seen, cluster.now, SETTINGS)
-    before = time.thread_time()
-    decide(seen, cluster.now, SETTINGS)
-    assert time.thread_time() - before < 0.2, "it took 0.02 s"
+
+    def seconds(part: int) -> float:
+        """Of the thread, for every `part`-th pod and warning, without what other processes of the machine cost."""
+        seen = replace(cluster.observe(), pods=tuple(pods[::part]), warnings=tuple(warnings[::part]))
+        durations = []
+        for _ in range(5):
+            before = time.thread_time()
+            decide(seen, cluster.now, SETTINGS)
+            durations.append(time.thread_time() - before)
+        return min(durations)
+
+    assert seconds(1) < 8 * seconds(4), "four times as many take four times as long, and 16 times if compared in pairs"
 
 
 @pytest.mark.parametrize("reason", ["Schedulable", "Undetermined"])
