@@ -15,6 +15,7 @@ _SET_UP = TRAINER + "training/setup.py"
 _BIT_EQUALITY = TRAINER + "models/bit_equality.py"
 _SELF_TEST = TRAINER + "models/self_test.py"
 _MATRIX_LIBRARY = TRAINER + "models/matrix_library.py"
+_OPENMP = TRAINER + "models/openmp.py"
 _VECTOR_TAILS = TRAINER + "models/vector_tails.py"
 
 GRADIENTS: tuple[Mutation, ...] = (
@@ -152,8 +153,28 @@ GRADIENTS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a run starts although the matrix library has no setting",
-        (Edit(_BIT_EQUALITY, 'if device.type == "cpu" and not', "if False and not"),),
+        (Edit(_BIT_EQUALITY, "if not matrix_library", "if False and not matrix_library"),),
         (MODEL_TESTS + "test_matrix_library.py::test_run_on_a_cpu_is_refused_where_the_setting_came_too_late",),
+    ),
+    Mutation(
+        "a run starts although OpenMP may use fewer threads",
+        (Edit(_BIT_EQUALITY, "if variable := openmp.setting_of_fewer_threads():", "if variable := False:"),),
+        (MODEL_TESTS + "test_openmp.py::test_run_on_a_cpu_is_refused_where_openmp_may_start_fewer_threads",),
+    ),
+    Mutation(
+        "OpenMP may choose the number of threads by the load",
+        (Edit(_OPENMP, "    if may_choose:\n", "    if False:\n"),),
+        (MODEL_TESTS + "test_openmp.py::test_run_on_a_cpu_is_refused_where_openmp_may_start_fewer_threads",),
+    ),
+    Mutation(
+        "OpenMP may have a limit below torch's threads",
+        (Edit(_OPENMP, "limit < torch.get_num_threads()", "limit < 1"),),
+        (MODEL_TESTS + "test_openmp.py::test_variable_of_the_environment_is_named",),
+    ),
+    Mutation(
+        "OpenMP may start no threads at all",
+        (Edit(_OPENMP, "levels < 1", "levels < 0"),),
+        (MODEL_TESTS + "test_openmp.py::test_variable_of_the_environment_is_named",),
     ),
     Mutation(
         "workers give the matrix library no setting",

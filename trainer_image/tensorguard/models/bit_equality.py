@@ -15,8 +15,9 @@ On a CPU, two such causes were measured that depend on shapes. torch computes th
 of it, by other instructions than its middle: `vector_tails` refuses such shapes, because few numbers show the
 difference. The matrix library uses another kernel if a thread's part is one row.
 
-A third cause does not depend on shapes, and the self-test does not always find it: Intel's matrix library may choose a
-kernel by the address of a matrix. `matrix_library` forbids that.
+Two other causes do not depend on shapes, and the self-test does not always find them. Intel's matrix library may choose
+a kernel by the address of a matrix, which `matrix_library` forbids. OpenMP may use fewer threads than torch counts:
+`openmp` finds the setting, and the run is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from contextlib import contextmanager
 
 import torch
 
-from tensorguard.models import matrix_library
+from tensorguard.models import matrix_library, openmp
 from tensorguard.models.self_test import SelfTest, SelfTestError
 
 
@@ -58,14 +59,11 @@ def find_bit_equal_shape(test: Callable[[int], SelfTest], *, rows: int, device: 
 
     Raises:
         SelfTestError: not even one record at a time gives the same bits again, or an operation of the model has no
-            deterministic implementation, or on a CPU, matrices were multiplied before `use_deterministic_kernels`.
+            deterministic implementation. On a CPU, too: matrices were multiplied before `use_deterministic_kernels`,
+            or OpenMP may use fewer threads than torch counts.
     """
-    if device.type == "cpu" and not matrix_library.use_reproducible_products():
-        raise SelfTestError(
-            "This process multiplied matrices before the job began, so Intel's matrix library may round a record's "
-            "gradient by its place in the batch, and the privacy claim would not hold: run the job in a process of its "
-            "own, or set MKL_CBWR=AUTO,STRICT before the process starts."
-        )
+    if device.type == "cpu":
+        _check_process()
     threads = torch.get_num_threads()
     for size in _halvings(rows):
         for used in _halvings(threads) if device.type == "cpu" else (threads,):
@@ -79,6 +77,22 @@ def find_bit_equal_shape(test: Callable[[int], SelfTest], *, rows: int, device: 
         f"spec.model.name: a record's gradient changes by {report.neighbour_error:.1e} when it is computed again, even "
         "alone, so the privacy claim would not hold: set spec.training.precision to fp32, or choose another model."
     )
+
+
+def _check_process() -> None:
+    """Refuse settings of the process with which what the self-test shows would not hold for a later batch."""
+    if not matrix_library.use_reproducible_products():
+        raise SelfTestError(
+            "This process multiplied matrices before the job began, so Intel's matrix library may round a record's "
+            "gradient by its place in the batch, and the privacy claim would not hold: run the job in a process of its "
+            "own, or set MKL_CBWR=AUTO,STRICT before the process starts."
+        )
+    if variable := openmp.setting_of_fewer_threads():
+        raise SelfTestError(
+            f"{variable} is set, so OpenMP may compute with fewer threads than torch counts, a record's gradient may "
+            f"depend on the batch, and the privacy claim would not hold: remove {variable} from spec.cluster.env, the "
+            "Secrets of envFrom and the environment of the image or the shell."
+        )
 
 
 @contextmanager
