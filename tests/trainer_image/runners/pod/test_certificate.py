@@ -178,8 +178,14 @@ def test_authority_of_cert_manager_issues_certificates(tmp_path: Path) -> None:
     assert handshake(*pods) == ""
 
 
-def authority(is_ca: bool | None = True, begins: int = -1, ends: int = 8760) -> dict[str, str]:
-    """The variables for an authority of cert-manager that is valid from `begins` to `ends`, in hours from now."""
+def authority(
+    is_ca: bool | None = True, begins: int = -1, ends: int = 8760, identifier: bytes | None = None
+) -> dict[str, str]:
+    """The variables for an authority of cert-manager that is valid from `begins` to `ends`, in hours from now.
+
+    Args:
+        identifier: of its key, in its certificate.
+    """
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "triage-a1")])
     builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
@@ -187,9 +193,23 @@ def authority(is_ca: bool | None = True, begins: int = -1, ends: int = 8760) -> 
     builder = builder.not_valid_after(now + datetime.timedelta(hours=ends))
     if is_ca is not None:
         builder = builder.add_extension(x509.BasicConstraints(is_ca, None), critical=True)
+    if identifier is not None:
+        builder = builder.add_extension(x509.SubjectKeyIdentifier(identifier), critical=False)
     certificate = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
     address = {"TENSAFE_POD_IPS": "127.0.0.1"}
     return {"TENSAFE_AUTHORITY_KEY": pem(key), "TENSAFE_AUTHORITY_CERTIFICATE": certificate, **address}
+
+
+@pytest.mark.parametrize("identifier", [None, b"first 20 of a SHA-256"])
+def test_pods_connect_however_the_issuer_names_the_key_of_the_authority(
+    identifier: bytes | None, tmp_path: Path
+) -> None:
+    """Since Go 1.25, cert-manager names it by SHA-256. OpenSSL takes an authority of another name for another one."""
+    variables = authority(identifier=identifier)
+    pods = [tmp_path / "head", tmp_path / "worker"]
+    for pod in pods:
+        assert main(variables, pod) == 0
+    assert handshake(*pods) == ""
 
 
 @pytest.mark.parametrize(

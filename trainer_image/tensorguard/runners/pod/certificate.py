@@ -138,9 +138,19 @@ class Authority:
             .add_extension(_key_usage(digital_signature=True), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .add_extension(self._identifier(), critical=False)
             .sign(self._key, hashes.SHA256())
         )
+
+    def _identifier(self) -> x509.AuthorityKeyIdentifier:
+        """The identifier of the authority's key, as in the authority's own certificate: there are several ways to
+        compute it, and TLS compares the two.
+        """
+        try:
+            own = self.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+        except x509.ExtensionNotFound:
+            return x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own)
 
     def _self_signed(self) -> x509.Certificate:
         """The authority's certificate. Those of two pods differ, but have the same name and key, which suffices."""
