@@ -202,7 +202,7 @@ async def _create(api: ApiClient, manifest: Manifest) -> Manifest | None:
         if kind in CORRECTED_KINDS:
             found = trim(kind, found)  # a user may have made it large
         if not _belongs_to_job(found, manifest):
-            taken = "it belongs to another job, or is being deleted"
+            taken = "it does not belong to this job, or is being deleted"
             raise RetryLater(f"{kind} {name}: {taken}", ClusterWarning(kind, name, Reason.NAME_TAKEN, taken)) from error
         if kind in CORRECTED_KINDS and not matches(found, manifest):
             log.warning("%s %s was changed: it is brought back to what the job needs", kind, name, extra=fields)

@@ -100,7 +100,7 @@ def test_end_of_a_ray_job_that_no_operator_sees_is_explained(is_open: bool) -> N
 
 def test_end_of_a_ray_job_of_an_earlier_job_is_not_what_the_operator_misses() -> None:
     """The job waits until the RayJob is gone, and the operator has written so."""
-    text = f"RayJob triage-a1: it belongs to another job, or is being deleted: {Reason.NAME_TAKEN.fix}"
+    text = f"RayJob triage-a1: it does not belong to this job, or is being deleted: {Reason.NAME_TAKEN.fix}"
     status = status_of(Phase.STARTING, Reason.NAME_TAKEN, text, stalled=True)
     job = job_with({**status, "observedGeneration": 1, "attempts": [{"number": 1, "rayJobName": "triage-a1"}]})
     ray_job = ended_ray_job("FAILED", owner="another")
