@@ -27,6 +27,7 @@ from tensafe_api.resources.profile import PROFILE_KIND, TenSafeClusterProfile
 from tensafe_api.schema import schema_of, with_patterns, without_defaults
 
 DIRECTORIES = (Path("crds"), Path("charts/tensafe/files/crds"))
+DEFINITION_KIND = "CustomResourceDefinition"
 _HEADER = "# Written by `python -m tensafe_api.crd` from crds/tensafe_api; do not edit.\n"
 
 
@@ -127,7 +128,7 @@ def custom_resource_definition(kind: ResourceKind) -> dict[str, Any]:
     """The CustomResourceDefinition of `kind` as a mapping."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
+        "kind": DEFINITION_KIND,
         "metadata": {"name": f"{kind.plural}.{GROUP}", "annotations": dict(KEEP_ANNOTATIONS)},
         "spec": {
             "group": GROUP,

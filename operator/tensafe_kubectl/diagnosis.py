@@ -161,9 +161,10 @@ def _refused_status(seen: Seen) -> Diagnosis | None:
     newest = max(refusals, key=_stored_at, default=None)
     if newest is None or _stored_at(newest) < written:  # whole seconds, so both may be of the same one
         return None
-    what, fix = split_fix(str(newest.get("message") or ""), Reason.FORBIDDEN.fix)
+    reason = Reason.GUARD_MISSING if newest.get("reason") == Reason.GUARD_MISSING.value else Reason.FORBIDDEN
+    what, fix = split_fix(str(newest.get("message") or ""), reason.fix)
     older = " What the status shows, ε too, may be older than the ledger." if written else ""
-    return Diagnosis(Reason.FORBIDDEN.value, f"{cut(what).rstrip('.')}.{older}", fix)
+    return Diagnosis(reason.value, f"{cut(what).rstrip('.')}.{older}", fix)
 
 
 def _stored_at(event: Object) -> str:

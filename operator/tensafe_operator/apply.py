@@ -116,6 +116,13 @@ async def write_status(api: ApiClient, job: Mapping[str, Any], status: Status, n
     return stored
 
 
+async def report_unwritable(api: ApiClient, job: Mapping[str, Any], why: Exception, now: float) -> None:
+    """Report by an Event of the job that its status is not written, although the API server would store it."""
+    message = f"{names.STATUS_REFUSED}: {why}: {Reason.GUARD_MISSING.fix}"
+    status = Status.model_validate(job.get("status") or {}, by_alias=True, by_name=False)
+    await record_events(api, job, status, [Transition(Reason.GUARD_MISSING, message, warning=True, repeated=True)], now)
+
+
 async def _store_shortened(
     api: ApiClient, job: Mapping[str, Any], status: Status, now: float
 ) -> tuple[Manifest | None, Status]:

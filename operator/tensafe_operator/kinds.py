@@ -2,7 +2,7 @@
 
 The parent is the TenSafeTrainingJob. Its children that are watched are the PrivacyLedger, the RayJobs and their pods,
 and the NetworkPolicy and RoleBinding, which are corrected while the job runs. Profiles and admission policies are
-read when they are needed. The other kinds are only created.
+read when they are needed, and so are the CRDs. The other kinds are only created.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tensafe_api.admission_policy import BINDING_KIND, POLICY_KIND
+from tensafe_api.crd import DEFINITION_KIND
 from tensafe_api.resources.job import GROUP, KIND, VERSION
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LEDGER_KIND
 from tensafe_api.resources.profile import PROFILE_KIND
@@ -82,6 +83,7 @@ KINDS = Kinds(
         "RoleBinding": Resource("rbac.authorization.k8s.io", "v1", "rolebindings"),
         POLICY_KIND: Resource(*_ADMISSION, "validatingadmissionpolicies"),
         BINDING_KIND: Resource(*_ADMISSION, "validatingadmissionpolicybindings"),
+        DEFINITION_KIND: Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions"),
         "Certificate": Resource("cert-manager.io", "v1", "certificates"),
         "NetworkPolicy": Resource("networking.k8s.io", "v1", "networkpolicies"),
     },

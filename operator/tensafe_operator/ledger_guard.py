@@ -1,7 +1,10 @@
-"""Whether the admission policies that protect ledgers are in force.
+"""Whether the admission policies that protect ledgers are in force, and the CRDs keep every field.
 
 The rules of the CRD see no user. Without the policies, any client that may write ledgers could lower what was spent, or
 delete the record of it. So nothing is begun without them, and running jobs say so.
+
+With the CRDs of an earlier release, the API server drops fields, and ε would be computed from the rest. So no job is
+changed at all then, not even its status: a write would delete the fields for good. An Event of the job says so.
 """
 
 from __future__ import annotations
@@ -16,15 +19,21 @@ from prometheus_client import CollectorRegistry, Gauge
 from tensafe_api.admission_policy import BINDING_KIND, POLICY_KIND, admission_policies, is_enforced
 from tensafe_operator.names import METRICS_PREFIX
 from tensafe_operator.runtime.api_client import ApiClient, ApiError
+from tensafe_operator.served_fields import dropped_fields
 
-PRESENT_SECONDS, ABSENT_SECONDS = 300.0, 10.0
+PRESENT_SECONDS, ABSENT_SECONDS = 60.0, 10.0
 """For how long an answer is used: a policy that is missing is looked for again soon."""
+_SHOWN = 3
 log = logging.getLogger(__name__)
+
+
+class FieldsDropped(Exception):
+    """The API server drops fields of jobs or ledgers that this release knows. `str()` names some of them."""
 
 
 def guard_gauge(registry: CollectorRegistry) -> Gauge:
     """The metric of the guard, registered in `registry`."""
-    text = "1 while the admission policies that protect ledgers are in force."
+    text = "1 while the admission policies that protect ledgers are in force, and the CRDs keep every field."
     return Gauge("guard_present", text, namespace=METRICS_PREFIX, registry=registry)
 
 
@@ -41,25 +50,47 @@ class LedgerGuard:
     ) -> None:
         self._api, self._clock = api, clock
         self._gauge = guard_gauge(registry)
-        self._present, self._until = True, float("-inf")
+        self._present, self._checked, self._keep_for = True, float("-inf"), 0.0
+        self._dropped: list[str] = []
         self._checking = asyncio.Lock()
 
-    async def is_present(self) -> bool:
+    async def is_present(self, *, within: float | None = None) -> bool:
         """Whether the policies are in force.
 
+        Args:
+            within: how many seconds old the answer may be. None: PRESENT_SECONDS, or ABSENT_SECONDS if they are not.
+
         Raises:
+            FieldsDropped: if the CRDs are those of an earlier release.
             ApiUnavailable: if the API server does not answer.
         """
         async with self._checking:  # of many jobs, one asks
-            if self._clock() >= self._until:
+            age = self._clock() - self._checked
+            if age >= (self._keep_for if within is None else within):
                 await self.check()
+        if self._dropped:
+            rest = len(self._dropped) - _SHOWN
+            fields = ", ".join(self._dropped[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+            raise FieldsDropped(f"the CRDs of the cluster are older than the operator, and drop {fields}")
         return self._present
 
     async def check(self) -> None:
-        """Read the policies from the API server."""
+        """Read the policies and the CRDs from the API server."""
         missing = await missing_policies(self._api)
-        self._present = not missing
-        self._gauge.set(self._present)
+        try:
+            self._dropped = await dropped_fields(self._api)
+        except ApiError as error:
+            log.error("no job is started: the CRDs cannot be read: %s: upgrade the chart", error)
+            self._present = False
+        else:
+            self._present = not missing
+        self._gauge.set(self._present and not self._dropped)
+        if self._dropped:
+            log.error(
+                "no job is changed: the CRDs are older than this operator, and the API server drops %s: apply crds/ of "
+                "this release, or upgrade the chart",
+                ", ".join(self._dropped),
+            )
         if missing:
             log.error(
                 "no job is started: the ValidatingAdmissionPolicy %s, its binding, or the right to read them is "
@@ -67,7 +98,8 @@ class LedgerGuard:
                 "chart",
                 ", ".join(missing),
             )
-        self._until = self._clock() + (PRESENT_SECONDS if self._present else ABSENT_SECONDS)
+        self._checked = self._clock()
+        self._keep_for = PRESENT_SECONDS if self._present and not self._dropped else ABSENT_SECONDS
 
 
 async def missing_policies(api: ApiClient) -> list[str]:

@@ -12,42 +12,52 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from tensafe_api.long_computations import LongComputationError, limited_computations, only_short_computations
 from tensafe_api.reasons import ConditionType, Phase
 from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.status import Status
 from tensafe_api.timestamps import parse_time
-from tensafe_operator.apply import DeletionRefused, RetryLater, apply, write_status
+from tensafe_operator.apply import DeletionRefused, RetryLater, apply, report_unwritable, write_status
 from tensafe_operator.children import Manifest
 from tensafe_operator.corrections import Corrections
 from tensafe_operator.event_recorder import job_fields
 from tensafe_operator.kinds import KINDS
+from tensafe_operator.ledger_guard import FieldsDropped
 from tensafe_operator.observe import observe, observe_profile
 from tensafe_operator.plan import decide
 from tensafe_operator.plan.blockers import status_of_refusal
 from tensafe_operator.plan.conditions import status_of_failed_reconcile
 from tensafe_operator.plan.ledger import count_after_failure
-from tensafe_operator.plan.observed import ClusterWarning, Decision, Object, Observed
+from tensafe_operator.plan.observed import ClusterWarning, Create, Decision, Object, Observed
 from tensafe_operator.plan.parsing import object_condition
+from tensafe_operator.plan.privacy_status import has_fallen
 from tensafe_operator.runtime.api_client import BAD_REQUEST, INVALID, ApiClient, ApiError, ApiUnavailable
 from tensafe_operator.runtime.work_queue import COMPUTATIONS, LONGEST_RETRY_SECONDS, TakesLong
 from tensafe_operator.settings import Settings
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-RETRY_SECONDS = 5.0
+RETRY_SECONDS, DROPPED_SECONDS = 5.0, 30.0
+BEGIN_SECONDS = 2.0
+"""Before a job begins something, policies and CRDs are read again, unless they were so many seconds ago."""
 ANSWER_SECONDS = 2.0
 """For how long a new RayJob waits for KubeRay's first status, so that one write of the job's status reports both."""
 
 COMPUTING_SECONDS, FIGURES = 10.0, 8
 """A turn of a job computes figures for so long, and so many at least: more than are new while a job trains. With fewer,
 a job whose ledger changes faster than its figures are computed would never be decided on."""
+
+
+class Guarded(Protocol):
+    """`LedgerGuard.is_present`."""
+
+    async def __call__(self, *, within: float | None = None) -> bool: ...
 
 
 class Reconciler:
@@ -58,7 +68,7 @@ class Reconciler:
         settings: the operator's settings.
         clock: returns the time, in seconds since the epoch.
         learn: receives each object that the API server returned for a write, so that the cache can keep it.
-        guarded: returns whether the admission policies that protect ledgers are in force.
+        guarded: returns whether the admission policies that protect ledgers are in force, or raises FieldsDropped.
     """
 
     def __init__(
@@ -68,7 +78,7 @@ class Reconciler:
         clock: Callable[[], float] = time.time,
         learn: Callable[[Manifest], object] = lambda document: None,
         *,
-        guarded: Callable[[], Awaitable[bool]],
+        guarded: Guarded,
     ) -> None:
         self._api = api
         self._settings = settings
@@ -103,14 +113,27 @@ class Reconciler:
         observed = cached or await observe(self._api, namespace, name)
         if observed is None:
             return None  # the job is deleted: garbage collection removes its children, and its ledger stays
+        try:
+            return await self._take_further(observed, cached is not None, patient)
+        except FieldsDropped as dropped:
+            await report_unwritable(self._api, observed.job, dropped, self._clock())
+            return self._clock() + DROPPED_SECONDS
+
+    async def _take_further(self, observed: Observed, is_cached: bool, patient: bool) -> float | None:
+        namespace, name = observed.job["metadata"]["namespace"], observed.job["metadata"]["name"]
         guarded = await self._guarded()
         observed = replace(observed, guarded=guarded)
         async with self._failure_in_status(observed, patient):
             decision = await self._decide(observed, patient)
-            if decision.irreversible and cached is not None:
-                observed = await observe(self._api, namespace, name, observed)
-                if observed is None:
+            if decision.irreversible or _opens_ledger(decision):
+                guarded = await self._guarded(within=BEGIN_SECONDS)
+            if decision.irreversible and is_cached:
+                again = await observe(self._api, namespace, name, observed)
+                if again is None:
                     return None
+                observed = replace(again, guarded=guarded)
+                decision = await self._decide(observed, patient)
+            elif guarded != observed.guarded:
                 observed = replace(observed, guarded=guarded)
                 decision = await self._decide(observed, patient)
             try:
@@ -160,7 +183,10 @@ class Reconciler:
         Raises:
             TakesLong: the turn has ended, and something is missing still.
         """
-        observed = replace(cached, guarded=await self._guarded())
+        try:
+            observed = replace(cached, guarded=await self._guarded())
+        except FieldsDropped:
+            return False  # nothing may be computed
         try:
             await self._decide(observed, patient=False)
         except TakesLong:
@@ -194,6 +220,9 @@ class Reconciler:
             raise TakesLong(str(error), group=_group(job)) from error
 
     async def _write_status(self, job: Object, status: Status) -> Manifest | None:
+        """Write the status. Before a figure falls, the CRDs are read again, which may have changed in this moment."""
+        if has_fallen(job.get("status") or {}, status):
+            await self._guarded(within=0.0)
         stored = await write_status(self._api, job, status, self._clock())
         if stored is not None:
             self._learn(stored)
@@ -211,7 +240,7 @@ class Reconciler:
         if status is None:
             return
         with contextlib.suppress(RetryLater):  # the job has changed, so it is reconciled again
-            await write_status(self._api, observed.job, status, self._clock())
+            await self._write_status(observed.job, status)
 
     @contextlib.asynccontextmanager
     async def _failure_in_status(self, observed: Observed, patient: bool) -> AsyncIterator[None]:
@@ -222,7 +251,7 @@ class Reconciler:
         """
         try:
             yield
-        except (ApiUnavailable, TakesLong):
+        except (ApiUnavailable, TakesLong, FieldsDropped):
             raise
         except Exception as error:
             if not isinstance(error, ApiError) or (error.status == INVALID and not error.by_policy):
@@ -242,7 +271,7 @@ class Reconciler:
             with contextlib.suppress(ArithmeticError, ValueError):  # the failure may be that of a privacy figure
                 status = await self._computed(job, patient, partial(count_after_failure, status, observed.ledger))
             await self._write_status(job, status)
-        except TakesLong:
+        except (TakesLong, FieldsDropped):
             raise
         except Exception as another:
             log.warning("the status cannot report this failure: %s", type(another).__name__, extra=job_fields(job))
@@ -267,6 +296,10 @@ def _group(job: Object) -> str:
     if Phase(status.get("phase") or Phase.PENDING).final:
         return "ended"
     return "begun" if status.get("ledgerUID") else "new"
+
+
+def _opens_ledger(decision: Decision) -> bool:
+    return any(isinstance(each, Create) and each.manifest["kind"] == LEDGER_KIND for each in decision.actions)
 
 
 def _has_open_attempt(status: Status) -> bool:

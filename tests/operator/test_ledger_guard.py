@@ -1,4 +1,4 @@
-"""The operator reads the policies once for many jobs, and again before its answer is old."""
+"""The operator reads policies and CRDs once for many jobs, and again before its answer is old."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tensafe_api.admission_policy import admission_policies
-from tensafe_operator.ledger_guard import ABSENT_SECONDS, PRESENT_SECONDS, LedgerGuard
+from tensafe_api.crd import DEFINITION_KIND, JOBS, LEDGERS, ResourceKind, custom_resource_definition
+from tensafe_operator.ledger_guard import ABSENT_SECONDS, PRESENT_SECONDS, FieldsDropped, LedgerGuard
 from tensafe_operator.runtime.api_client import FORBIDDEN, ApiError, ApiUnavailable
 
 
 class Policies:
-    """An API server with these policies, and a clock."""
+    """An API server with these policies and CRDs, and a clock."""
 
     def __init__(self) -> None:
         self.objects = {(each["kind"], each["metadata"]["name"]): each for each in admission_policies()}
         for policy in self.objects.values():
             for rule in policy["spec"].get("matchConstraints", {}).get("resourceRules", ()):
                 rule["scope"] = "*"  # the default of the API server
+        for kind in (JOBS, LEDGERS):
+            definition = custom_resource_definition(kind)
+            self.objects[DEFINITION_KIND, definition["metadata"]["name"]] = definition
         self.error: Exception | None = None
         self.requests, self.now = 0, 0.0
 
@@ -30,6 +34,11 @@ class Policies:
         if self.error is not None:
             raise self.error
         return self.objects.get((kind, name))
+
+    def schema(self, kind: ResourceKind) -> dict[str, Any]:
+        """The schema of a served CRD, to be changed."""
+        versions = self.objects[DEFINITION_KIND, f"{kind.plural}.tensafe.io"]["spec"]["versions"]
+        return versions[0]["schema"]["openAPIV3Schema"]["properties"]  # type: ignore[no-any-return]
 
     def guard(self) -> LedgerGuard:
         self.registry = CollectorRegistry()
@@ -45,9 +54,10 @@ def test_many_jobs_share_one_check() -> None:
     async def run() -> None:
         guard = policies.guard()
         assert all(await asyncio.gather(*(guard.is_present() for _ in range(50))))
-        assert policies.requests == 4
+        assert policies.requests == 6
         policies.now += PRESENT_SECONDS - 1
-        assert await guard.is_present() and policies.requests == 4
+        assert await guard.is_present() and policies.requests == 6
+        assert await guard.is_present(within=0.0) and policies.requests == 12
 
     asyncio.run(run())
     assert policies.exported()
@@ -84,3 +94,55 @@ def test_api_server_that_does_not_answer_is_no_missing_policy() -> None:
     policies.error = ApiUnavailable("the API server does not answer")
     with pytest.raises(ApiUnavailable):
         asyncio.run(policies.guard().is_present())
+
+
+def test_crds_that_lack_a_field_are_older_and_no_job_is_read_with_them(caplog: pytest.LogCaptureFixture) -> None:
+    """The API server drops the field from every stored object, and ε computed from the rest would be too small."""
+    policies = Policies()
+    mechanism = policies.schema(LEDGERS)["spec"]["properties"]["mechanism"]["properties"]
+    removed = mechanism.pop("earlierSteps")
+
+    async def run() -> None:
+        guard = policies.guard()
+        with pytest.raises(FieldsDropped, match=r"older than the operator, and drop privacyledgers\.spec\.mechanism\."):
+            await guard.is_present()
+        assert not policies.exported() and "privacyledgers.spec.mechanism.earlierSteps" in caplog.text
+        mechanism["earlierSteps"] = removed
+        policies.now += ABSENT_SECONDS
+        assert await guard.is_present()
+        del mechanism["earlierSteps"]
+        assert await guard.is_present(), "the answer is used for a minute"
+        with pytest.raises(FieldsDropped):
+            await guard.is_present(within=0.0)
+
+    asyncio.run(run())
+
+
+def test_nested_fields_are_named_by_the_outermost_and_only_the_first_are_named() -> None:
+    policies = Policies()
+    spec = policies.schema(JOBS)["spec"]["properties"]
+    for name in ("checkpoint", "lora", "privacy", "training"):
+        del spec[name]
+    expected = r"tensafetrainingjobs\.spec\.checkpoint, t\w+\.spec\.lora, t\w+\.spec\.privacy and 1 more$"
+    with pytest.raises(FieldsDropped, match=expected):
+        asyncio.run(policies.guard().is_present())
+
+
+def test_crds_of_a_later_release_keep_every_field() -> None:
+    policies = Policies()
+    policies.schema(JOBS)["spec"]["properties"]["later"] = {"type": "string"}
+    assert asyncio.run(policies.guard().is_present())
+
+
+def test_crds_that_may_not_be_read_start_no_job() -> None:
+    policies = Policies()
+    get = policies.get
+
+    async def refused(kind: str, namespace: None, name: str) -> dict[str, Any] | None:
+        if kind == DEFINITION_KIND:
+            raise ApiError(FORBIDDEN, "no right to read the CRDs")
+        return await get(kind, namespace, name)
+
+    policies.get = refused  # type: ignore[method-assign]
+    assert not asyncio.run(policies.guard().is_present())
+    assert not policies.exported()

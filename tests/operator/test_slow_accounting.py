@@ -42,7 +42,7 @@ class AcceptingApi:
         return manifest
 
 
-async def guarded() -> bool:
+async def guarded(*, within: float | None = None) -> bool:
     return True
 
 

@@ -6,6 +6,8 @@ Every ε is computed from the ledger's charges by `tensafe_api.status_fold`, whi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
 
 from tensafe_api.resolve import Claim
 from tensafe_api.resources.ledger import LedgerStatus
@@ -35,6 +37,18 @@ def with_charges(status: Status, claim: Claim, ledger: LedgerStatus) -> Status:
     charged, recharged = _charged(ledger), ledger.steps_recharged
     privacy = privacy_after(status.privacy, claim, charged=charged, recharged=recharged)
     return status.model_copy(update={"privacy": privacy})
+
+
+def has_fallen(before: Mapping[str, Any], after: Status) -> bool:
+    """Whether a new status shows a smaller ε than the one before. So it is after an upgrade to a release whose
+    accounting is tighter, and where the API server drops what an ε is computed from.
+
+    Args:
+        before: the status of the job, as the API server returns it.
+    """
+    shown, new = before.get("privacy") or {}, after.privacy.model_dump(by_alias=True, mode="json")
+    figures = ((shown.get(name), new[name]) for name in ("epsilonClaimed", "epsilonSpent"))
+    return any(old is not None and (new is None or Decimal(new) < Decimal(old)) for old, new in figures)
 
 
 def _charged(ledger: LedgerStatus) -> int:

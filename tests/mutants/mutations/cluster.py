@@ -121,6 +121,29 @@ CLUSTER: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        "jobs are read although the API server drops their fields",
+        (
+            Edit(
+                "operator/tensafe_operator/ledger_guard.py",
+                "if self._dropped:\n            r",
+                "if False:\n            r",
+            ),
+        ),
+        ("tests/operator/test_ledger_guard.py::test_crds_that_lack_a_field_are_older_and_no_job_is_read_with_them",),
+    ),
+    Mutation(
+        "a smaller epsilon is written without a look at the CRDs",
+        (Edit("operator/tensafe_operator/reconcile.py", "if has_fallen(", "if False and has_fallen("),),
+        (
+            "tests/operator/test_dropped_fields.py::test_figure_that_falls_is_written_only_after_the_crds_were_read_again",
+        ),
+    ),
+    Mutation(
+        "a ledger is opened under CRDs that have just become older",
+        (Edit("operator/tensafe_operator/reconcile.py", " or _opens_ledger(decision)", ""),),
+        ("tests/operator/test_dropped_fields.py::test_ledger_is_opened_only_soon_after_the_crds_were_read",),
+    ),
+    Mutation(
         "a policy with weaker rules counts as the guard of ledgers",
         (
             Edit(

@@ -1,0 +1,48 @@
+"""Finds fields of jobs and ledgers that the API server drops, because its CRDs are those of an earlier release.
+
+It leaves them out of stored objects too when it reads them, and any write of such an object deletes them. What is
+computed from the rest, such as ε, may be too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from tensafe_api.crd import DEFINITION_KIND, JOBS, LEDGERS, ResourceKind, open_api_schema
+from tensafe_api.resources.job import GROUP, VERSION
+from tensafe_operator.runtime.api_client import ApiClient
+
+
+async def dropped_fields(api: ApiClient) -> list[str]:
+    """The fields that this release has and the CRDs do not, such as `tensafetrainingjobs.spec.lora.initFrom`. Of nested
+    fields only the outermost. A CRD that is not installed drops nothing.
+
+    Raises:
+        ApiUnavailable, ApiError: if the API server does not answer, or this client may not read the CRDs.
+    """
+    dropped = []
+    for kind in (JOBS, LEDGERS):
+        found = await api.get(DEFINITION_KIND, None, f"{kind.plural}.{GROUP}")
+        versions = found["spec"]["versions"] if found is not None else ()
+        for served in (each["schema"]["openAPIV3Schema"] for each in versions if each["name"] == VERSION):
+            missing = _own_fields(kind.plural) - set(_fields(served))
+            outermost = {each for each in missing if not any(each.startswith(f"{other}.") for other in missing)}
+            dropped += [f"{kind.plural}.{each}" for each in sorted(outermost)]
+    return dropped
+
+
+@cache
+def _own_fields(plural: str) -> frozenset[str]:
+    kinds: Mapping[str, ResourceKind] = {kind.plural: kind for kind in (JOBS, LEDGERS)}
+    return frozenset(_fields(open_api_schema(kinds[plural])))
+
+
+def _fields(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    for name, each in (schema.get("properties") or {}).items():
+        yield f"{path}{name}"
+        yield from _fields(each, f"{path}{name}.")
+    for part in ("items", "additionalProperties"):
+        if isinstance(schema.get(part), Mapping):
+            yield from _fields(schema[part], path)

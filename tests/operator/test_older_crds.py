@@ -1,0 +1,73 @@
+"""CRDs of an earlier release: the API server drops what ε is computed from, and no figure of a job falls."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from e2e.platform.fixtures.operator_harness import OperatorHarness
+from e2e.platform.fixtures.rule_examples import EARLIER_STEPS
+from tensafe_api.crd import JOBS, LEDGERS, custom_resource_definition
+from tensafe_operator import names
+
+pytestmark = pytest.mark.cluster
+
+STARTED_FROM = {"spec.lora": {"initFrom": {"uri": "s3://models/final", "earlierSteps": EARLIER_STEPS}}}
+
+
+def install_older_crds(plane: OperatorHarness) -> None:
+    """CRDs that do not know adapters from which a job starts."""
+    jobs, ledgers = (custom_resource_definition(kind) for kind in (JOBS, LEDGERS))
+    for definition, path in ((jobs, ("spec", "lora", "initFrom")), (ledgers, ("spec", "mechanism", "earlierSteps"))):
+        (version,) = definition["spec"]["versions"]
+        schema = version["schema"]["openAPIV3Schema"]
+        for name in path[:-1]:
+            schema = schema["properties"][name]
+            schema.pop("x-kubernetes-validations", None)  # rules may name the field
+        del schema["properties"][path[-1]]
+        version["schema"]["openAPIV3Schema"].pop("x-kubernetes-validations", None)
+        plane.plane.kubectl("replace", "-f", "-", text=json.dumps(definition))
+
+
+def warnings(plane: OperatorHarness, name: str) -> list[str]:
+    """The messages of the operator's Events about a job whose status it does not write."""
+    about = ("--field-selector", f"involvedObject.name={name},reason=GuardMissing")
+    found = json.loads(plane.plane.kubectl("-n", "clinic", "get", "events", *about, "-o", "json").stdout)
+    return [each["message"] for each in found["items"]]
+
+
+def test_no_figure_falls_and_no_job_starts_until_the_crds_are_back(tmp_path: Any) -> None:
+    plane = OperatorHarness(tmp_path)
+    try:
+        plane.start()
+        plane.operator()
+        plane.apply("one", changes=STARTED_FROM)
+        plane.wait_until(lambda: plane.started("one"))
+        before = plane.get("tsj", "one")
+        assert before is not None and before["spec"]["lora"]["initFrom"]["earlierSteps"]
+
+        install_older_crds(plane)
+        ledger = before["status"]["ledgerName"]
+        plane.wait_until(lambda: "earlierSteps" not in json.dumps(plane.get("pledger", ledger)))
+        plane.apply("late", changes=STARTED_FROM)
+        plane.wait_until(lambda: warnings(plane, "late"))
+        plane.plane.kubectl("-n", "clinic", "annotate", "rayjob", "one-a1", "seen=again")
+        plane.wait_until(lambda: warnings(plane, "one"))
+        (message,) = warnings(plane, "one")
+        assert message.startswith(f"{names.STATUS_REFUSED}: the CRDs of the cluster are older than the operator")
+        assert "drop tensafetrainingjobs.spec.lora.initFrom, privacyledgers.spec.mechanism.earlierSteps" in message
+        during = plane.get("tsj", "one")
+        assert during is not None and during["status"] == before["status"]
+        assert not plane.started("late")
+
+        plane.install_our_crds()
+        plane.wait_until(lambda: plane.started("late"), 120)
+        after = plane.get("tsj", "one")
+        assert after is not None
+        assert (after["spec"], after["status"]["privacy"]) == (before["spec"], before["status"]["privacy"])
+        assert "Traceback" not in plane.logs()
+        assert plane.refused() == []
+    finally:
+        plane.stop()
