@@ -99,6 +99,12 @@ NETWORK_POLICY: Final = (
     "An administrator corrects the chart's value jobs.networkPolicy, from which this object is made; the job then "
     "continues without further action."
 )
+HEAD_NOT_REACHED: Final = (
+    "Let the job's pods reach each other and the cluster's DNS, which the chart's value jobs.networkPolicy.dns and the "
+    "NetworkPolicies of the namespace decide; the job then continues without further action. With jobs.tls.mode "
+    "CertManager, the pods may have got different authorities: suspend the job, and set spec.suspend to false when it "
+    "is Suspended."
+)
 GRACE_PERIOD: Final = (
     "Shorten it: kubectl delete pod POD -n NAMESPACE --grace-period=1, with the pod in the message and the job's "
     "namespace. The job then continues without further action."
@@ -136,6 +142,7 @@ OWN_FIXES: Final = (
     NODE_LOST,
     CHANGED_BY_OTHERS,
     NETWORK_POLICY,
+    HEAD_NOT_REACHED,
     GRACE_PERIOD,
     SLOW_STEP,
     LOST_AGAIN,

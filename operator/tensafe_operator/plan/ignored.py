@@ -127,7 +127,7 @@ def _wait_for_kuberay(draft: Draft, ray_job: Object, pods_of: Mapping[int | None
     if deletions:
         since, pod = min(deletions)
         return _Wait("waits for a pod that is being deleted", since, pod)
-    ready_since = _head_ready_since(pods)
+    ready_since = head_ready_since(pods)
     return None if ready_since is None or state != "Running" else _Wait(_UNSUBMITTED, ready_since)
 
 
@@ -147,8 +147,8 @@ def _last_change_of_pod(pod: Object) -> float:
     return max(parse_time(time) or 0.0 for time in (pod["metadata"].get("creationTimestamp"), *changes))
 
 
-def _head_ready_since(pods: Iterable[Object]) -> float | None:
-    """Since when the head is ready, in seconds since the epoch; None where it is not."""
+def head_ready_since(pods: Iterable[Object]) -> float | None:
+    """Return since when the head among these pods is ready, in seconds since the epoch; None where it is not."""
     for pod in pods:
         if pod["metadata"]["labels"].get(names.RAY_NODE_TYPE) == "head" and has_condition(pod, "Ready"):
             return parse_time(object_condition(pod, "Ready").get("lastTransitionTime")) or 0.0

@@ -4,6 +4,9 @@ A volume that another pod holds, a network of pods that is not ready, and a sche
 leave a pod Pending for ever, without a known error. Pulling a large image takes long, too. It begins when the volumes
 and the network are ready, and is not waited for here.
 
+KubeRay lets a worker wait without end until it reaches the head. If the head is ready, the network keeps it away, or
+the two do not accept each other's certificates.
+
 A pod for which the scheduler finds no node may get one from an autoscaler. The job reports the reason at once, and is
 stalled only if no node comes.
 """
@@ -20,8 +23,9 @@ from tensafe_api.timestamps import parse_time
 from tensafe_operator.plan.blockers import Blocker, blocked_state
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
-from tensafe_operator.plan.ignored import has_waited, last_change
+from tensafe_operator.plan.ignored import has_waited, head_ready_since, last_change
 from tensafe_operator.plan.observed import Object
+from tensafe_operator.plan.outdated import pods_of_open_attempt
 from tensafe_operator.plan.parsing import object_condition, reason_of_node
 
 PENDING_SECONDS = 300
@@ -32,6 +36,8 @@ ready in less; Argo CD and kstatus report a stalled job as failed.
 """
 _WAITS_FOR_GANG = ("Schedulable", "Undetermined")
 """Volcano's reasons for a pod for which there is a node, or may be one, and that waits for the rest of its gang."""
+_WAITS_FOR_HEAD = "wait-gcs-ready"
+"""KubeRay's init container in workers, which ends when it has reached the head."""
 _LONGEST = 400
 
 
@@ -41,6 +47,7 @@ def unless_pending(draft: Draft, state: JobState) -> JobState:
     placed = {reason_of_node(pod) for pod in draft.observed.pods}
     looked_at = _WAITS_FOR_GANG if Reason.UNSCHEDULABLE in placed else ()
     waits = [_wait_of(pod, warnings) for pod in draft.observed.pods if reason_of_node(pod) not in looked_at]
+    waits += _waits_for_head(draft)
     waiting = [(since, blocker) for since, blocker in waits if since is not None]
     changed = last_change(draft, state) if waiting else 0.0
     for since, blocker in waiting:
@@ -92,6 +99,26 @@ def _wait_of(pod: Object, warnings: Mapping[str, str]) -> tuple[float | None, Bl
         return None, Blocker(Reason.STARTING, "")
     text = f"pod {name}: its volumes and network are not ready after {PENDING_SECONDS} s{warnings.get(name, '')}"
     return parse_time(placed.get("lastTransitionTime")), Blocker(Reason.CONTAINER_REFUSED, text)
+
+
+def _waits_for_head(draft: Draft) -> list[tuple[float | None, Blocker]]:
+    """The waits of workers for a head that is ready, as `_wait_of` returns them."""
+    pods = pods_of_open_attempt(draft.observed)
+    ready = head_ready_since(pods)
+    waits: list[tuple[float | None, Blocker]] = []
+    for pod in pods:
+        started = _started_waiting_for_head(pod)
+        if ready is not None and started is not None:
+            what = f"its container {_WAITS_FOR_HEAD} has not reached the head, which is ready, in {PENDING_SECONDS} s"
+            text = f"pod {pod['metadata']['name']}: {what}"
+            waits.append((max(started, ready), Blocker(Reason.NOT_SUBMITTED, text, fixes.HEAD_NOT_REACHED)))
+    return waits
+
+
+def _started_waiting_for_head(pod: Object) -> float | None:
+    containers = (pod.get("status") or {}).get("initContainerStatuses") or ()
+    states = ((each.get("state") or {}).get("running") for each in containers if each.get("name") == _WAITS_FOR_HEAD)
+    return next((parse_time(running.get("startedAt")) for running in states if running), None)
 
 
 def _because(condition: Mapping[str, Any]) -> str:

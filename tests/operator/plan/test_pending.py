@@ -98,6 +98,43 @@ def test_pull_of_a_large_image_stalls_no_job() -> None:
     assert stalled(cluster)["status"] == "False"
 
 
+def worker_in_init_container(name: str, *, head_ready: bool = True) -> tuple[FakeCluster, FakeOperator]:
+    """A job whose worker has just begun to run this init container."""
+    cluster, operator = waiting_job(**PLACED, PodReadyToStartContainers=("True", ""))
+    running = {"running": {"startedAt": format_time(cluster.now)}}
+    cluster.pods[WORKER]["status"]["initContainerStatuses"] = [
+        {"name": "certificate", "state": {"terminated": {"exitCode": 0}}},
+        {"name": name, "state": running},
+    ]
+    ready = {"type": "Ready", "status": str(head_ready), "lastTransitionTime": format_time(cluster.now - 60)}
+    cluster.pods[HEAD]["status"] = {"phase": "Running", "conditions": [ready]}
+    operator.settle()
+    return cluster, operator
+
+
+def test_worker_that_does_not_reach_a_head_that_is_ready_is_named() -> None:
+    """KubeRay's container asks again and again: after a mistake in a NetworkPolicy, or with two authorities."""
+    cluster, operator = worker_in_init_container("wait-gcs-ready")
+    assert (stalled(cluster)["status"], operator.wake) == ("False", cluster.now + PENDING_SECONDS)
+    cluster.now += PENDING_SECONDS
+    operator.settle()
+    assert (stalled(cluster)["status"], stalled(cluster)["reason"]) == ("True", "NotSubmitted")
+    sentence = "its container wait-gcs-ready has not reached the head, which is ready, in 300 s"
+    assert f"pod {WORKER}: {sentence}" in stalled(cluster)["message"]
+    assert stalled(cluster)["message"].endswith(fixes.HEAD_NOT_REACHED)
+    cluster.pods[WORKER]["status"] = {"phase": "Running"}
+    operator.settle()
+    assert stalled(cluster)["status"] == "False"
+
+
+@pytest.mark.parametrize(("name", "head_ready"), [("wait-gcs-ready", False), ("copy-model", True)])
+def test_worker_whose_head_starts_or_that_prepares_itself_is_waited_for(name: str, head_ready: bool) -> None:
+    cluster, operator = worker_in_init_container(name, head_ready=head_ready)
+    cluster.now += 10 * PENDING_SECONDS
+    operator.settle()
+    assert stalled(cluster)["status"] == "False"
+
+
 NO_ROOM = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
 
 
