@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import socket
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -249,10 +250,10 @@ class Job:
 
     def restart(self, *instruments: Instrument) -> list[BaseProcess]:
         """Start the next incarnation of the same attempt, as Ray would."""
-        port = free_port()
+        meeting_point = self.directory / f"ranks-{uuid.uuid4().hex}"
         installed = (*self.instruments, *instruments)
         processes: list[BaseProcess] = [
-            _FORKS.Process(target=main, args=(self.config(), rank, self.workers, port, installed))
+            _FORKS.Process(target=main, args=(self.config(), rank, self.workers, meeting_point, installed))
             for rank in range(self.workers)
         ]
         for process in processes:
@@ -366,15 +367,19 @@ def join(processes: list[BaseProcess], timeout: float = 180) -> list[int | None]
     return codes
 
 
-def main(config: WorkerConfig, rank: int, workers: int, port: int, instruments: tuple[Instrument, ...]) -> None:
-    """Run one rank; the main function of its process."""
+def main(
+    config: WorkerConfig, rank: int, workers: int, meeting_point: Path, instruments: tuple[Instrument, ...]
+) -> None:
+    """Run one rank; the main function of its process. The ranks find each other by a new file: another process may take
+    a port that was free.
+    """
     directory = config.directory
     os.dup2(os.open(directory / f"stderr-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     (directory / f"pid-{rank}").write_text(str(os.getpid()))
     for instrument in instruments:
         instrument.install(rank, directory)
     dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=workers, timeout=timedelta(seconds=300)
+        "gloo", init_method=meeting_point.as_uri(), rank=rank, world_size=workers, timeout=timedelta(seconds=300)
     )
     device = torch.device("cpu")
     train(config, ProcessGroupChannel(device), device)
