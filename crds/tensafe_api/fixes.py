@@ -117,6 +117,7 @@ LOST_AGAIN: Final = (
     "While an attempt runs, read the logs of its pods (kubectl tensafe logs), and check for a lack of memory, for "
     "nodes that are removed, and the network."
 )
+LEDGER_SHORTENED: Final = "Delete the job, and count its charged steps in the earlierSteps of the next one."
 JOB_TOO_LARGE: Final = "Edit the job to remove labels, annotations or finalizers, or create a smaller one."
 OWN_FIXES: Final = (
     JOB_KEY,
@@ -146,6 +147,7 @@ OWN_FIXES: Final = (
     GRACE_PERIOD,
     SLOW_STEP,
     LOST_AGAIN,
+    LEDGER_SHORTENED,
     JOB_TOO_LARGE,
 )
 

@@ -118,7 +118,7 @@ async def write_status(api: ApiClient, job: Mapping[str, Any], status: Status, n
 
 async def report_unwritable(api: ApiClient, job: Mapping[str, Any], why: Exception, now: float) -> None:
     """Report by an Event of the job that its status is not written, although the API server would store it."""
-    message = f"{names.STATUS_REFUSED}: {why}: {Reason.GUARD_MISSING.fix}"
+    message = f"{names.STATUS_REFUSED}: {why}"
     status = Status.model_validate(job.get("status") or {}, by_alias=True, by_name=False)
     await record_events(api, job, status, [Transition(Reason.GUARD_MISSING, message, warning=True, repeated=True)], now)
 

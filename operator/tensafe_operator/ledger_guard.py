@@ -17,6 +17,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Gauge
 
 from tensafe_api.admission_policy import BINDING_KIND, POLICY_KIND, admission_policies, is_enforced
+from tensafe_api.reasons import Reason
 from tensafe_operator.names import METRICS_PREFIX
 from tensafe_operator.runtime.api_client import ApiClient, ApiError
 from tensafe_operator.served_fields import dropped_fields
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class FieldsDropped(Exception):
-    """The API server drops fields of jobs or ledgers that this release knows. `str()` names some of them."""
+    """The API server may drop fields of jobs or ledgers that this release knows. `str()` says why."""
 
 
 def guard_gauge(registry: CollectorRegistry) -> Gauge:
@@ -51,7 +52,7 @@ class LedgerGuard:
         self._api, self._clock = api, clock
         self._gauge = guard_gauge(registry)
         self._present, self._checked, self._keep_for = True, float("-inf"), 0.0
-        self._dropped: list[str] = []
+        self._why_dropped = ""
         self._checking = asyncio.Lock()
 
     async def is_present(self, *, within: float | None = None) -> bool:
@@ -61,36 +62,26 @@ class LedgerGuard:
             within: how many seconds old the answer may be. None: PRESENT_SECONDS, or ABSENT_SECONDS if they are not.
 
         Raises:
-            FieldsDropped: if the CRDs are those of an earlier release.
+            FieldsDropped: if the CRDs are those of an earlier release, or cannot be read.
             ApiUnavailable: if the API server does not answer.
         """
         async with self._checking:  # of many jobs, one asks
             age = self._clock() - self._checked
             if age >= (self._keep_for if within is None else within):
                 await self.check()
-        if self._dropped:
-            rest = len(self._dropped) - _SHOWN
-            fields = ", ".join(self._dropped[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
-            raise FieldsDropped(f"the CRDs of the cluster are older than the operator, and drop {fields}")
+        if self._why_dropped:
+            raise FieldsDropped(f"{self._why_dropped}: {Reason.GUARD_MISSING.fix}")
         return self._present
 
     async def check(self) -> None:
         """Read the policies and the CRDs from the API server."""
         missing = await missing_policies(self._api)
-        try:
-            self._dropped = await dropped_fields(self._api)
-        except ApiError as error:
-            log.error("no job is started: the CRDs cannot be read: %s: upgrade the chart", error)
-            self._present = False
-        else:
-            self._present = not missing
-        self._gauge.set(self._present and not self._dropped)
-        if self._dropped:
-            log.error(
-                "no job is changed: the CRDs are older than this operator, and the API server drops %s: apply crds/ of "
-                "this release, or upgrade the chart",
-                ", ".join(self._dropped),
-            )
+        self._why_dropped = await _why_fields_are_dropped(self._api)
+        well = not missing and not self._why_dropped
+        self._present = not missing
+        self._gauge.set(well)
+        if self._why_dropped:
+            log.error("no job is changed: %s: apply crds/ of this release, or upgrade the chart", self._why_dropped)
         if missing:
             log.error(
                 "no job is started: the ValidatingAdmissionPolicy %s, its binding, or the right to read them is "
@@ -99,7 +90,20 @@ class LedgerGuard:
                 ", ".join(missing),
             )
         self._checked = self._clock()
-        self._keep_for = PRESENT_SECONDS if self._present and not self._dropped else ABSENT_SECONDS
+        self._keep_for = PRESENT_SECONDS if well else ABSENT_SECONDS
+
+
+async def _why_fields_are_dropped(api: ApiClient) -> str:
+    """Why the API server may drop fields of jobs or ledgers; empty where it keeps all."""
+    try:
+        dropped = await dropped_fields(api)
+    except ApiError as error:
+        return f"the CRDs of the cluster cannot be read, which may be older than the operator ({error})"
+    if not dropped:
+        return ""
+    rest = len(dropped) - _SHOWN
+    fields = ", ".join(dropped[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+    return f"the CRDs of the cluster are older than the operator, and drop {fields}"
 
 
 async def missing_policies(api: ApiClient) -> list[str]:

@@ -33,7 +33,7 @@ from tensafe_operator.observe import observe, observe_profile
 from tensafe_operator.plan import decide
 from tensafe_operator.plan.blockers import status_of_refusal
 from tensafe_operator.plan.conditions import status_of_failed_reconcile
-from tensafe_operator.plan.ledger import count_after_failure
+from tensafe_operator.plan.ledger import LEDGER_SHORTENED, count_after_failure, ledger_is_shortened
 from tensafe_operator.plan.observed import ClusterWarning, Create, Decision, Object, Observed
 from tensafe_operator.plan.parsing import object_condition
 from tensafe_operator.plan.privacy_status import has_fallen
@@ -125,9 +125,11 @@ class Reconciler:
         observed = replace(observed, guarded=guarded)
         async with self._failure_in_status(observed, patient):
             decision = await self._decide(observed, patient)
-            if decision.irreversible or _opens_ledger(decision):
-                guarded = await self._guarded(within=BEGIN_SECONDS)
-            if decision.irreversible and is_cached:
+            shortened = ledger_is_shortened(observed) or has_fallen(observed.job.get("status") or {}, decision.status)
+            if decision.irreversible or shortened or _opens_ledger(decision):
+                guarded = await self._guarded(within=0.0 if shortened else BEGIN_SECONDS)
+            if (decision.irreversible or shortened) and is_cached:
+                # The cache may hold what the API server returned while it dropped fields.
                 again = await observe(self._api, namespace, name, observed)
                 if again is None:
                     return None
@@ -136,6 +138,8 @@ class Reconciler:
             elif guarded != observed.guarded:
                 observed = replace(observed, guarded=guarded)
                 decision = await self._decide(observed, patient)
+            if ledger_is_shortened(observed):
+                raise FieldsDropped(LEDGER_SHORTENED)
             try:
                 while True:
                     stalled = object_condition(observed.job, ConditionType.STALLED).get("message") or ""
@@ -269,7 +273,8 @@ class Reconciler:
         try:
             status = status_of_failed_reconcile(job.get("status") or {}, type(error).__name__, self._clock())
             with contextlib.suppress(ArithmeticError, ValueError):  # the failure may be that of a privacy figure
-                status = await self._computed(job, patient, partial(count_after_failure, status, observed.ledger))
+                ledger = None if ledger_is_shortened(observed) else observed.ledger
+                status = await self._computed(job, patient, partial(count_after_failure, status, ledger))
             await self._write_status(job, status)
         except (TakesLong, FieldsDropped):
             raise

@@ -196,9 +196,11 @@ def test_lease_has_the_name_of_the_release() -> None:
 def test_operator_with_namespaces_has_no_rights_in_others() -> None:
     documents = render_chart({"namespaces": ["clinic", "lab"]})
     guard, profiles = [each["roleRef"]["name"] for each in documents if each["kind"] == "ClusterRoleBinding"]
-    (rule,) = named(documents, "ClusterRole", guard)["rules"]
-    assert rule["verbs"] == ["get"]
-    assert set(rule["resourceNames"]) == {each["metadata"]["name"] for each in admission_policies()}
+    policies, definitions = named(documents, "ClusterRole", guard)["rules"]
+    assert policies["verbs"] == definitions["verbs"] == ["get"]
+    assert set(policies["resourceNames"]) == {each["metadata"]["name"] for each in admission_policies()}
+    assert definitions["resources"] == ["customresourcedefinitions"]
+    assert set(definitions["resourceNames"]) == {f"{each.plural}.tensafe.io" for each in (crd.JOBS, crd.LEDGERS)}
     (rule,) = named(documents, "ClusterRole", profiles)["rules"]
     assert rule == {"apiGroups": ["tensafe.io"], "resources": [crd.PROFILES.plural], "verbs": ["get"]}
     bindings = [each["metadata"]["namespace"] for each in documents if each["kind"] == "RoleBinding"]

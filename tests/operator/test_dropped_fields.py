@@ -10,8 +10,10 @@ import pytest
 
 from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, started_job
 from e2e.platform.fixtures.rule_examples import EARLIER_STEPS
-from tensafe_operator import names
+from tensafe_api import fixes
+from tensafe_operator import names, reconcile
 from tensafe_operator.ledger_guard import FieldsDropped
+from tensafe_operator.plan.observed import Decision, Observed
 from tensafe_operator.reconcile import BEGIN_SECONDS, DROPPED_SECONDS, Reconciler
 
 STARTED_FROM = {"spec__lora": {"initFrom": {"uri": "s3://models/final", "earlierSteps": EARLIER_STEPS}}}
@@ -47,14 +49,37 @@ class Api:
         return asyncio.run(reconciler.reconcile("clinic", "claims-triage", observed))
 
 
-def test_figure_that_falls_is_written_only_after_the_crds_were_read_again() -> None:
+def charged_job() -> FakeCluster:
+    """A job that starts from another adapter, with a status of nine charged steps."""
     cluster, operator = started_job(**STARTED_FROM)
     cluster.charge(9)
     operator.settle()
-    spent = cluster.status["privacy"]["epsilonSpent"]
-    assert cluster.ledger is not None
-    del cluster.ledger["spec"]["mechanism"]["earlierSteps"]
+    assert cluster.ledger is not None and cluster.ledger["spec"]["mechanism"]["earlierSteps"]
+    return cluster
 
+
+def shorten(cluster: FakeCluster) -> None:
+    """Return the ledger from now on as the API server does under older CRDs."""
+    ledger = copy.deepcopy(cluster.ledger)
+    assert ledger is not None
+    del ledger["spec"]["mechanism"]["earlierSteps"]
+    cluster.ledger = ledger
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, cluster: FakeCluster) -> None:
+    """Let the API server return the present state of this cluster."""
+    served = copy.deepcopy(cluster.observe())
+    served.job["metadata"]["resourceVersion"] = "1"
+
+    async def observe(*_: Any) -> Observed:
+        return served
+
+    monkeypatch.setattr(reconcile, "observe", observe)
+
+
+def test_figure_that_falls_is_written_only_after_the_crds_were_read_again() -> None:
+    cluster = charged_job()
+    shorten(cluster)
     api = Api(age=0.0)
     assert api.reconcile(cluster) == cluster.now + DROPPED_SECONDS
     assert api.statuses == [], "no status is written, which would store the job without the field, too"
@@ -62,13 +87,54 @@ def test_figure_that_falls_is_written_only_after_the_crds_were_read_again() -> N
     assert (event["kind"], event["type"], event["reason"]) == ("Event", "Warning", "GuardMissing")
     assert event["message"].startswith(f"{names.STATUS_REFUSED}: the CRDs drop privacyledgers.spec.mechanism.")
 
-    class Tighter(Api):
-        async def guarded(self, *, within: float | None = None) -> bool:
-            return True
 
-    later = Tighter(age=0.0)  # such as a release whose accounting is tighter
-    later.reconcile(cluster)
-    assert float(later.statuses[0]["privacy"]["epsilonSpent"]) < float(spent)
+def test_ledger_that_was_cached_under_older_crds_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch brings no event when the CRDs are back."""
+    cluster = charged_job()
+    serve(monkeypatch, cluster)
+    shorten(cluster)
+    api = Api(age=-1.0)
+    api.reconcile(cluster)
+    assert api.statuses == [] and api.created == []
+
+
+def test_ledger_that_was_stored_under_older_crds_is_never_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = charged_job()
+    cluster.charge(20)
+    shorten(cluster)
+    serve(monkeypatch, cluster)
+    api = Api(age=-1.0)
+    assert api.reconcile(cluster) == cluster.now + DROPPED_SECONDS
+    assert api.statuses == []
+    (event,) = api.created
+    assert "has lost spec.mechanism.earlierSteps" in event["message"]
+    assert event["message"].endswith(fixes.LEDGER_SHORTENED)
+
+
+def test_failed_reconcile_counts_no_shortened_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = charged_job()
+    before = cluster.status["privacy"]
+    shorten(cluster)
+
+    def fail(*_: Any) -> Decision:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(reconcile, "decide", fail)
+    api = Api(age=-1.0)
+    with pytest.raises(RuntimeError):
+        api.reconcile(cluster)
+    assert api.statuses[0]["privacy"] == before
+
+
+def test_figure_that_falls_for_another_reason_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a release whose accounting is tighter."""
+    cluster = charged_job()
+    spent = cluster.status["privacy"]["epsilonSpent"]
+    cluster.job["status"]["privacy"]["epsilonSpent"] = "99"
+    serve(monkeypatch, cluster)
+    api = Api(age=-1.0)
+    api.reconcile(cluster)
+    assert api.statuses[0]["privacy"]["epsilonSpent"] == spent
 
 
 @pytest.mark.parametrize(("age", "begins"), [(BEGIN_SECONDS - 1, True), (BEGIN_SECONDS, False)])

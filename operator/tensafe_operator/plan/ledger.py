@@ -6,6 +6,7 @@ that is not the job's is never used. Whatever else happens, the charges of the j
 
 from __future__ import annotations
 
+from tensafe_api import fixes
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resolve import Claim
 from tensafe_api.resources.ledger import LedgerStatus
@@ -16,10 +17,24 @@ from tensafe_operator.plan.admission import Admitted, Rejected, with_ledger_valu
 from tensafe_operator.plan.blockers import count_ready_workers, starting_state
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
-from tensafe_operator.plan.observed import Create, Object
+from tensafe_operator.plan.observed import Create, Object, Observed
 from tensafe_operator.plan.parsing import has_final_outcome, is_terminal, parse_ledger_spec, parse_ledger_status
 from tensafe_operator.plan.privacy_status import fold_ledger, with_charges
 from tensafe_operator.plan.suspension import SUSPENDED
+
+LEDGER_SHORTENED = (
+    "the job's PrivacyLedger has lost spec.mechanism.earlierSteps, because it was written under older CRDs that drop "
+    f"the field, so its steps cost more than ε computed from the ledger: {fixes.LEDGER_SHORTENED}"
+)
+
+
+def ledger_is_shortened(observed: Observed) -> bool:
+    """Return whether the job's ledger lacks the earlier steps of the job, which it had when it was opened."""
+    spec, job = parse_ledger_spec(observed.ledger), observed.job
+    if spec is None or spec.job_uid != job["metadata"].get("uid"):
+        return False
+    initial = (job["spec"].get("lora") or {}).get("initFrom") or {}
+    return bool(initial.get("earlierSteps")) and not spec.mechanism.earlier_steps
 
 
 def is_lost(known_uid: str | None, found: Object | None) -> bool:

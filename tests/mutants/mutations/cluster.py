@@ -125,7 +125,7 @@ CLUSTER: tuple[Mutation, ...] = (
         (
             Edit(
                 "operator/tensafe_operator/ledger_guard.py",
-                "if self._dropped:\n            r",
+                "if self._why_dropped:\n            r",
                 "if False:\n            r",
             ),
         ),

@@ -176,7 +176,7 @@ class KubernetesLedger(LedgerWriter):
             new = apply_entry(state, entry, head)
             status = encode(new, found.get("status", {}), self._progress, self._evaluations)
             document = {**found, "status": status}
-            tried[head] = decode(document)
+            tried[head] = expected = decode(document)
             try:
                 written = self._put(document, call)
             except _ReadAgain as unknown:
@@ -187,8 +187,10 @@ class KubernetesLedger(LedgerWriter):
                 time.sleep(wait)
                 continue
             self._evaluations.clear()
-            self._written = self._state(written)
-            return self._written
+            if self._state(written) != expected:
+                raise LedgerCorrupt(_foreign_write(self._name))
+            self._written = expected
+            return expected
         raise AssertionError("waits never end")
 
     def _get(self, call: _Call) -> dict[str, Any]:
