@@ -62,6 +62,9 @@ def test_no_figure_falls_and_no_job_starts_until_the_crds_are_back(tmp_path: Any
         assert during is not None and during["status"] == before["status"]
         assert not plane.started("late")
 
+        plane.operators[0].kill()
+        second = plane.operator()  # it lists ledgers without the field
+        plane.wait_until(lambda: second.leading and "and drop" in second.log.read_text())
         plane.install_our_crds()
         plane.wait_until(lambda: plane.started("late"), 120)
         after = plane.get("tsj", "one")

@@ -139,6 +139,18 @@ CLUSTER: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        "a ledger that has lost its earlier steps is counted",
+        (Edit("operator/tensafe_operator/plan/ledger.py", "and not spec.mechanism.earlier_steps", "and False"),),
+        ("tests/operator/test_dropped_fields.py::test_ledger_that_was_stored_under_older_crds_is_never_counted",),
+    ),
+    Mutation(
+        "a trainer believes an answer that is not what it wrote",
+        (Edit(TRAINER + "ledger/kubernetes.py", "self._check_same(self._state(written), expected)", "pass"),),
+        (
+            "tests/trainer_image/ledger/test_concurrent_writers.py::test_answer_to_a_charge_that_lacks_a_field_pays_for_no_step",
+        ),
+    ),
+    Mutation(
         "a ledger is opened under CRDs that have just become older",
         (Edit("operator/tensafe_operator/reconcile.py", " or _opens_ledger(decision)", ""),),
         ("tests/operator/test_dropped_fields.py::test_ledger_is_opened_only_soon_after_the_crds_were_read",),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from e2e.platform.fakes.ledger_server import LedgerServer
 from tensorguard.ledger import kubernetes
-from tensorguard.ledger.contract import Fenced, LedgerCorrupt
+from tensorguard.ledger.contract import Fenced, LedgerCorrupt, LedgerUnreachable
 from tensorguard.ledger.kubernetes import KubernetesLedger
 from tensorguard.ledger.kubernetes_object import decode, entry_hash
 
@@ -145,3 +147,42 @@ def test_any_write_of_another_process_as_this_pod_ends_this_one(
     with pytest.raises(LedgerCorrupt, match="who may create tokens of the job's service account"):
         ledger.charge(7)
     assert server.steps_charged == 2
+
+
+class OlderCrds(LedgerServer):
+    """Returns another spec than it has stored, as soon as `older` is set."""
+
+    older = False
+
+    def get_namespaced_custom_object(self, **arguments: Any) -> dict[str, Any]:
+        return self._answer(super().get_namespaced_custom_object(**arguments))
+
+    def replace_namespaced_custom_object_status(self, body: dict[str, Any], **arguments: Any) -> dict[str, Any]:
+        return self._answer(super().replace_namespaced_custom_object_status(body, **arguments))
+
+    def _answer(self, answer: dict[str, Any]) -> dict[str, Any]:
+        return {**answer, "spec": {**answer["spec"], "delta": "0.5"}} if self.older else answer
+
+
+def test_spec_that_changes_under_older_crds_stops_the_trainer_until_they_are_back() -> None:
+    """The claim would rest on less than was spent. The next attempt continues, so the job has not failed for good."""
+    server = OlderCrds()
+    ledger = process(server)
+    ledger.acquire(attempt=1, from_step=0)
+    server.older = True
+    with pytest.raises(LedgerUnreachable, match="without fields that it had, as with CRDs of an earlier release"):
+        ledger.charge(2)
+    assert server.steps_charged == 0
+    server.older = False
+    assert process(server).acquire(attempt=2, from_step=0).steps_charged == 0
+
+
+def test_answer_to_a_charge_that_lacks_a_field_pays_for_no_step() -> None:
+    """The CRDs have become older between the read and the write."""
+    server = OlderCrds()
+    ledger = process(server)
+    ledger.acquire(attempt=1, from_step=0)
+    server.before_write.append(lambda: setattr(server, "older", True))
+    with pytest.raises(LedgerUnreachable, match="without fields that it had"):
+        ledger.charge(2)
+    assert server.steps_charged == 2, "it stays charged"

@@ -22,6 +22,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 from kubernetes import client
@@ -150,8 +151,7 @@ class KubernetesLedger(LedgerWriter):
                     f"attempt {held_as[0]}, incarnation {held_as[1]} is fenced: attempt {state.attempt}, "
                     f"incarnation {state.incarnation} has acquired the ledger from another process"
                 )
-            if state != self._written:
-                raise LedgerCorrupt(_foreign_write(self._name))
+            self._check_same(state, self._written)
             return entry
 
         return self._write(checked)
@@ -167,8 +167,7 @@ class KubernetesLedger(LedgerWriter):
             found = self._get(call)
             state = self._state(found)
             if state.head in tried:
-                if state != tried[state.head]:
-                    raise LedgerCorrupt(_foreign_write(self._name))
+                self._check_same(state, tried[state.head])
                 self._written = state
                 return state
             entry = {**entry_for(state), "writer": self._writer, "nonce": secrets.token_hex(16)}
@@ -187,8 +186,7 @@ class KubernetesLedger(LedgerWriter):
                 time.sleep(wait)
                 continue
             self._evaluations.clear()
-            if self._state(written) != expected:
-                raise LedgerCorrupt(_foreign_write(self._name))
+            self._check_same(self._state(written), expected)
             self._written = expected
             return expected
         raise AssertionError("waits never end")
@@ -236,6 +234,22 @@ class KubernetesLedger(LedgerWriter):
         if found["metadata"]["uid"] != self._uid:
             raise LedgerCorrupt(f"{self._name} is not the ledger that this job was admitted with, which was deleted")
         return found
+
+    def _check_same(self, found: LedgerState, expected: LedgerState | None) -> None:
+        """Refuse a state that is not what this process wrote.
+
+        Raises:
+            LedgerUnreachable: only the spec differs, which no client can change: the CRDs have become older.
+            LedgerCorrupt: another process has written.
+        """
+        if found == expected:
+            return
+        if expected is not None and replace(found, spec=expected.spec) == expected:
+            raise LedgerUnreachable(
+                f"the API server returns {self._name} without fields that it had, as with CRDs of an earlier release: "
+                "apply crds/ of the operator's release"
+            )
+        raise LedgerCorrupt(_foreign_write(self._name))
 
     def _state(self, found: dict[str, Any]) -> LedgerState:
         state = decode(found)
