@@ -224,9 +224,6 @@ class Reconciler:
             raise TakesLong(str(error), group=_group(job)) from error
 
     async def _write_status(self, job: Object, status: Status) -> Manifest | None:
-        """Write the status. Before a figure falls, the CRDs are read again, which may have changed in this moment."""
-        if has_fallen(job.get("status") or {}, status):
-            await self._guarded(within=0.0)
         stored = await write_status(self._api, job, status, self._clock())
         if stored is not None:
             self._learn(stored)
@@ -273,10 +270,10 @@ class Reconciler:
         try:
             status = status_of_failed_reconcile(job.get("status") or {}, type(error).__name__, self._clock())
             with contextlib.suppress(ArithmeticError, ValueError):  # the failure may be that of a privacy figure
-                ledger = None if ledger_is_shortened(observed) else observed.ledger
-                status = await self._computed(job, patient, partial(count_after_failure, status, ledger))
+                counted = await self._computed(job, patient, partial(count_after_failure, status, observed.ledger))
+                status = status if has_fallen(job.get("status") or {}, counted) else counted
             await self._write_status(job, status)
-        except (TakesLong, FieldsDropped):
+        except TakesLong:
             raise
         except Exception as another:
             log.warning("the status cannot report this failure: %s", type(another).__name__, extra=job_fields(job))

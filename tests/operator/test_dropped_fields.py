@@ -80,6 +80,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, cluster: FakeCluster) -> None:
 def test_figure_that_falls_is_written_only_after_the_crds_were_read_again() -> None:
     cluster = charged_job()
     shorten(cluster)
+    del cluster.job["spec"]["lora"]["initFrom"]
     api = Api(age=0.0)
     assert api.reconcile(cluster) == cluster.now + DROPPED_SECONDS
     assert api.statuses == [], "no status is written, which would store the job without the field, too"

@@ -133,7 +133,7 @@ CLUSTER: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a smaller epsilon is written without a look at the CRDs",
-        (Edit("operator/tensafe_operator/reconcile.py", "if has_fallen(", "if False and has_fallen("),),
+        (Edit("operator/tensafe_operator/reconcile.py", " or has_fallen(observed", " or not (observed"),),
         (
             "tests/operator/test_dropped_fields.py::test_figure_that_falls_is_written_only_after_the_crds_were_read_again",
         ),
