@@ -103,7 +103,7 @@ def _wait_of(pod: Object, warnings: Mapping[str, str]) -> tuple[float | None, Bl
 
 def _waits_for_head(draft: Draft) -> list[tuple[float | None, Blocker]]:
     """The waits of workers for a head that is ready, as `_wait_of` returns them."""
-    pods = pods_of_open_attempt(draft.observed)
+    pods = [pod for pod in pods_of_open_attempt(draft.observed) if not pod["metadata"].get("deletionTimestamp")]
     ready = head_ready_since(pods)
     waits: list[tuple[float | None, Blocker]] = []
     for pod in pods:

@@ -122,6 +122,12 @@ def test_worker_that_does_not_reach_a_head_that_is_ready_is_named() -> None:
     sentence = "its container wait-gcs-ready has not reached the head, which is ready, in 300 s"
     assert f"pod {WORKER}: {sentence}" in stalled(cluster)["message"]
     assert stalled(cluster)["message"].endswith(fixes.HEAD_NOT_REACHED)
+    cluster.pods[WORKER]["metadata"]["deletionTimestamp"] = format_time(cluster.now)
+    operator.settle()
+    assert stalled(cluster)["status"] == "False", "it does nothing any more"
+    del cluster.pods[WORKER]["metadata"]["deletionTimestamp"]
+    operator.settle()
+    assert stalled(cluster)["reason"] == "NotSubmitted"
     cluster.pods[WORKER]["status"] = {"phase": "Running"}
     operator.settle()
     assert stalled(cluster)["status"] == "False"
