@@ -221,8 +221,7 @@ PROTOCOL: tuple[Mutation, ...] = (
         (
             Edit(
                 TRAINER + "ledger/kubernetes.py",
-                "                if state != tried[state.head]:\n"
-                "                    raise LedgerCorrupt(_foreign_write(self._name))\n",
+                "                self._check_same(state, tried[state.head])\n",
                 "",
             ),
         ),
@@ -233,8 +232,7 @@ PROTOCOL: tuple[Mutation, ...] = (
         (
             Edit(
                 TRAINER + "ledger/kubernetes.py",
-                "            if state != self._written:\n"
-                "                raise LedgerCorrupt(_foreign_write(self._name))\n",
+                "            self._check_same(state, self._written)\n",
                 "",
             ),
         ),
