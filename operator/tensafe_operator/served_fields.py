@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from tensafe_api.crd import DEFINITION_KIND, JOBS, LEDGERS, ResourceKind, open_api_schema
+from tensafe_api.crd import DEFINITION_KIND, JOBS, LEDGERS, open_api_schema
 from tensafe_api.resources.job import GROUP, VERSION
 from tensafe_operator.runtime.api_client import ApiClient
 
@@ -27,16 +27,16 @@ async def dropped_fields(api: ApiClient) -> list[str]:
         found = await api.get(DEFINITION_KIND, None, f"{kind.plural}.{GROUP}")
         versions = found["spec"]["versions"] if found is not None else ()
         for served in (each["schema"]["openAPIV3Schema"] for each in versions if each["name"] == VERSION):
-            missing = _own_fields(kind.plural) - set(_fields(served))
+            missing = _own_fields()[kind.plural] - set(_fields(served))
             outermost = {each for each in missing if not any(each.startswith(f"{other}.") for other in missing)}
             dropped += [f"{kind.plural}.{each}" for each in sorted(outermost)]
     return dropped
 
 
 @cache
-def _own_fields(plural: str) -> frozenset[str]:
-    kinds: Mapping[str, ResourceKind] = {kind.plural: kind for kind in (JOBS, LEDGERS)}
-    return frozenset(_fields(open_api_schema(kinds[plural])))
+def _own_fields() -> Mapping[str, frozenset[str]]:
+    """The fields of this release, by the plural of their kind."""
+    return {kind.plural: frozenset(_fields(open_api_schema(kind))) for kind in (JOBS, LEDGERS)}
 
 
 def _fields(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:

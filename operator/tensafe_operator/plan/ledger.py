@@ -30,11 +30,13 @@ LEDGER_SHORTENED = (
 
 def ledger_is_shortened(observed: Observed) -> bool:
     """Return whether the job's ledger lacks the earlier steps of the job, which it had when it was opened."""
-    spec, job = parse_ledger_spec(observed.ledger), observed.job
+    job = observed.job
+    if not ((job["spec"].get("lora") or {}).get("initFrom") or {}).get("earlierSteps"):
+        return False
+    spec = parse_ledger_spec(observed.ledger)
     if spec is None or spec.job_uid != job["metadata"].get("uid"):
         return False
-    initial = (job["spec"].get("lora") or {}).get("initFrom") or {}
-    return bool(initial.get("earlierSteps")) and not spec.mechanism.earlier_steps
+    return not spec.mechanism.earlier_steps
 
 
 def is_lost(known_uid: str | None, found: Object | None) -> bool:

@@ -46,9 +46,9 @@ def has_fallen(before: Mapping[str, Any], after: Status) -> bool:
     Args:
         before: the status of the job, as the API server returns it.
     """
-    shown, new = before.get("privacy") or {}, after.privacy.model_dump(by_alias=True, mode="json")
-    figures = ((shown.get(name), new[name]) for name in ("epsilonClaimed", "epsilonSpent"))
-    return any(old is not None and (new is None or Decimal(new) < Decimal(old)) for old, new in figures)
+    shown, new = before.get("privacy") or {}, after.privacy
+    figures = ((shown.get("epsilonClaimed"), new.epsilon_claimed), (shown.get("epsilonSpent"), new.epsilon_spent))
+    return any(old is not None and (now is None or Decimal(now) < Decimal(old)) for old, now in figures)
 
 
 def _charged(ledger: LedgerStatus) -> int:

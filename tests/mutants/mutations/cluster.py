@@ -140,7 +140,7 @@ CLUSTER: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a ledger that has lost its earlier steps is counted",
-        (Edit("operator/tensafe_operator/plan/ledger.py", "and not spec.mechanism.earlier_steps", "and False"),),
+        (Edit("operator/tensafe_operator/plan/ledger.py", "return not spec.mechanism.earlier_steps", "return False"),),
         ("tests/operator/test_dropped_fields.py::test_ledger_that_was_stored_under_older_crds_is_never_counted",),
     ),
     Mutation(
