@@ -2,11 +2,11 @@
 
 Applies each mutation of `mutations` in a copy of the source tree, never in the working tree, and runs its tests
 there. Each of them must fail. The exit code is 1 if a test passes under its mutation (it then guards nothing), if a
-test fails without any mutation, or if a mutation's text is no longer in the source.
+test fails without any mutation, or if a mutation's text is no longer in the source. Each CPU has a copy of its own.
 
     python tests/mutants/run.py [WORDS...]     only the mutations with one of these words in their name
 
-Each run of the tests is a fork of this process, which has imported the libraries that the tests need, but no module of
+Each run of the tests is a fork of a process that has imported the libraries that the tests need, but no module of
 the project. The imports of the libraries take ten seconds, most tests less than one.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import multiprocessing
 import os
 import re
 import shutil
@@ -21,6 +22,8 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 
 from mutations import MUTATIONS, Edit, Mutation
@@ -143,8 +146,22 @@ class Copy:
             return os.waitstatus_to_exitcode(status), output.read().decode()
 
 
-def verdict(copy: Copy, mutation: Mutation) -> list[str]:
-    """What is wrong with a mutation's tests; empty when each of them fails."""
+@cache
+def _copy(directory: str) -> Copy:
+    """This process's copy, in a directory of its own below `directory`."""
+    copy = Copy(Path(tempfile.mkdtemp(dir=directory)).resolve())
+    copy.check_imports()
+    return copy
+
+
+def failing_without_mutation(directory: str, tests: tuple[str, ...]) -> set[str]:
+    """Those of `tests` that fail in an unchanged copy below `directory`."""
+    return _copy(directory).failing(tests)
+
+
+def verdict(directory: str, mutation: Mutation) -> list[str]:
+    """What is wrong with a mutation's tests, run in a copy below `directory`; empty when each of them fails."""
+    copy = _copy(directory)
     try:
         before = copy.apply(mutation.edits)
     except ValueError as error:
@@ -166,15 +183,18 @@ def main(words: list[str]) -> int:
     for library in LIBRARIES:
         with contextlib.suppress(ImportError):
             importlib.import_module(library)
-    with tempfile.TemporaryDirectory(prefix="tensafe-mutants-") as directory:
-        copy = Copy(Path(directory).resolve())
-        copy.check_imports()
+    cpus = len(os.sched_getaffinity(0))
+    with (
+        tempfile.TemporaryDirectory(prefix="tensafe-mutants-") as directory,
+        ProcessPoolExecutor(cpus, multiprocessing.get_context("fork")) as processes,
+    ):
         tests = tuple(dict.fromkeys(test for mutation in selected for test in mutation.tests))
-        if failing := copy.failing(tests):
+        parts = [tests[part::cpus] for part in range(min(cpus, len(tests)))]
+        if failing := set().union(*processes.map(partial(failing_without_mutation, directory), parts)):
             raise SystemExit("\n".join(["these tests fail without any mutation; fix them first:", *sorted(failing)]))
         survived = 0
-        for mutation in selected:
-            problems = verdict(copy, mutation)
+        verdicts = processes.map(partial(verdict, directory), selected)
+        for mutation, problems in zip(selected, verdicts, strict=True):
             survived += bool(problems)
             print(f"{'SURVIVED' if problems else 'killed':<9} {mutation.name}", flush=True)
             for problem in problems:
