@@ -7,6 +7,7 @@ status. Both are computed by the same code, but at different times and in differ
 from __future__ import annotations
 
 import argparse
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from tensafe_kubectl.api import Api, Object
@@ -40,8 +41,8 @@ examples:
 A note names the ledgers of other jobs that had the name. Every ε is computed here from the charged steps. Beside it is
 the one of the job's status, which the operator wrote; it can be some seconds behind while the job trains.
 
-Exit codes: 0 shown; 1 there is no ledger, the status of an ended job has another ε, or the cluster refuses or does not
-answer; 2 invalid arguments.
+Exit codes: 0 shown; 1 there is no ledger, the job's status has a larger ε, or after the job's end another one, or the
+cluster refuses or does not answer; 2 invalid arguments.
 """
 
 
@@ -118,14 +119,22 @@ def _list(api: Api, namespace: str | None, output: str) -> int:
 
 
 def _difference(figures: Figures, job: Object | None) -> str:
-    """What to say where the status of a job that has ended has another ε than its ledger; empty where it has not."""
+    """What to say where the job's status has another ε than its ledger gives; empty where it may, or where both agree.
+
+    The status of a job that trains may be behind, so its ε may be smaller. A larger one is an error at any time.
+    """
     stored = part(job, "status.privacy.epsilonSpent")
-    if job is None or not is_final(job) or stored is None or stored == figures.epsilon_spent:
+    if job is None or stored is None or stored == figures.epsilon_spent:
         return ""
-    return (
-        f"the status of the job says ε spent {stored}, and the charges of its ledger give {figures.epsilon_spent}: "
-        "the ledger counts. Report this to the maintainers if the operator runs"
-    )
+    both = f"the status of the job says ε spent {stored}, and the charges of its ledger give {figures.epsilon_spent}"
+    if Decimal(stored) > Decimal(figures.epsilon_spent):
+        return (
+            f"{both}: count {stored}. A ledger loses fields where the installed CRDs are of an earlier release: "
+            "kubectl tensafe explain says so"
+        )
+    if is_final(job):
+        return f"{both}: the ledger counts. Report this to the maintainers if the operator runs"
+    return ""
 
 
 def _show(figures: Figures, job: Object | None) -> None:

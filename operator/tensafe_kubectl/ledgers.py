@@ -17,6 +17,8 @@ from tensafe_operator.runtime.objects import Resource
 def find_ledger(api: Api, target: Target) -> tuple[Object, Object | None]:
     """The ledger of a job, or the one that the target names; and its job, None if it was deleted.
 
+    The job is as old as the ledger or older.
+
     Raises:
         CommandError: there is no ledger, or the name may mean several: a job can have the name of another job's ledger.
     """
@@ -31,7 +33,10 @@ def find_ledger(api: Api, target: Target) -> tuple[Object, Object | None]:
         ledger = _of_deleted_job(api, target)
     else:
         found = _find(api, JOBS, str(part(ledger, "spec.jobName")))
-        job = found if found and found["metadata"]["uid"] == part(ledger, "spec.jobUID") else None
+        if found and found["metadata"]["uid"] == part(ledger, "spec.jobUID"):
+            job = found
+            # Read again after the job, or the status of a job that trains could count steps that the ledger lacks.
+            ledger = _find(api, LEDGERS, target.name) or ledger
     others = _others(api, target.name, ledger)
     if ledger is None:
         raise CommandError(

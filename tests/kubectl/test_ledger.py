@@ -127,6 +127,13 @@ def test_ended_job_with_another_epsilon_in_its_status_is_an_error(team: Team, pl
     assert shown.code == 1 and "the ledger counts" in shown.err
 
 
+def test_larger_epsilon_in_the_status_counts_also_while_the_job_trains(team: Team, plugin: Plugin) -> None:
+    """A ledger whose CRD is of an earlier release has lost fields, such as the steps of earlier trainings."""
+    charged_job(team, stored="7.9")
+    shown = plugin("ledger", NAME)
+    assert shown.code == 1 and "count 7.9. A ledger loses fields" in " ".join(shown.err.split())
+
+
 def test_ledger_of_a_namesake_is_named_and_found_by_its_own_name(team: Team, plugin: Plugin) -> None:
     """The deleted job has spent something, and the new one of its name nothing."""
     earlier = charged_job(team, stored="0.001")
