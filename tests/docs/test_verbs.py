@@ -28,8 +28,8 @@ def verbs() -> list[str]:
 
 
 def run_by_ci() -> set[str]:
-    """The verbs after `part make` in the scripts, without settings such as SHORT=1."""
-    lines = re.findall(r"^ *part make ((?:[a-z0-9-]+(?: |$))+)", SCRIPTS, re.MULTILINE)
+    """The verbs after `part make` and `part_within MINUTES make` in the scripts, without settings such as SHORT=1."""
+    lines = re.findall(r"^ *part(?:_within \d+)? make ((?:[a-z0-9-]+(?: |$))+)", SCRIPTS, re.MULTILINE)
     return {verb for line in lines for verb in line.split()}
 
 
