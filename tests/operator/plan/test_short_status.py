@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from e2e.platform.fixtures.fake_cluster import FakeCluster, running_job, start_next_attempt, started_job
+from tensafe_api.resources.ledger import MAX_CHARGED_STEPS
 from tensafe_api.resources.status import Status
 from tensafe_operator.apply import write_status
 from tensafe_operator.plan.short_status import short_status
@@ -98,7 +99,7 @@ def test_refusal_whose_text_varies_is_one_event() -> None:
     assert len({each["metadata"]["name"] for each in api.events}) == 1, "the API server keeps the first"
 
 
-@given(charges=st.lists(st.integers(1, 10**9), min_size=2, max_size=4), ends=st.booleans())
+@given(charges=st.lists(st.integers(1, MAX_CHARGED_STEPS // 5), min_size=2, max_size=4), ends=st.booleans())
 def test_figures_are_stored_although_a_user_takes_all_room_that_is_left(charges: list[int], ends: bool) -> None:
     """Also where an attempt ends meanwhile, which makes the status longer."""
     cluster, after = charged_job()
