@@ -240,7 +240,9 @@ def _evidence(seen: Seen, now: float) -> Iterator[str]:
         yield from _of_pod(pod)
     if screen.phase_of(job) == Phase.RUNNING:
         stepped = parse_time(part(job, "status.progress.lastUpdateTime"))
-        if stepped is not None and now - stepped > _QUIET_SECONDS:
+        if stepped is None:
+            yield "The first steps are charged, and not over yet."
+        elif now - stepped > _QUIET_SECONDS:
             yield f"The last step was done {(now - stepped) / 60:.0f} minutes ago."
     for event in _of_others(seen)[-_WARNINGS:]:
         about = event.get("involvedObject") or {}

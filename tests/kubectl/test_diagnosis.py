@@ -180,6 +180,11 @@ def test_running_job_without_a_step_for_long_is_noticed() -> None:
     assert diagnose(Seen(job_with(status)), NOW + 3600).evidence == ["The last step was done 60 minutes ago."]
 
 
+def test_running_job_whose_first_steps_are_not_over_says_so() -> None:
+    status = status_of(Phase.RUNNING, Reason.TRAINING)
+    assert diagnose(Seen(job_with(status)), NOW).evidence == ["The first steps are charged, and not over yet."]
+
+
 def test_message_of_a_ray_job_is_not_repeated() -> None:
     """It holds the last lines of the driver's log, which may quote records."""
     job = job_with(status_of(Phase.FAILED, Reason.WORKER_LOST))

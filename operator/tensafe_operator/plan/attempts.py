@@ -91,11 +91,8 @@ def assess(ray_job: Object, ledger: LedgerStatus | None, number: int, now: float
         return Assessment(AttemptState.STARTING, Reason.STARTING)  # also after a time in the queue
     started = parse_time((status.get("rayJobInfo") or {}).get("startTime") or status.get("startTime"))
     if acquired and ledger is not None and _steps_charged(ledger, number):
-        stepped = parse_time(ledger.progress.last_update_time)
-        if stepped is None:  # the first steps are charged, and not over
-            return Assessment(AttemptState.RUNNING, Reason.TRAINING)
-        return _assess_progress(AttemptState.RUNNING, started, stepped, now, stall_seconds)
-    return _assess_progress(AttemptState.STARTING, started, None, now, stall_seconds)
+        return _assess_steps(started, parse_time(ledger.progress.last_update_time), now, stall_seconds)
+    return _unless_stalled(Assessment(AttemptState.STARTING, Reason.STARTING), started, "start", now, stall_seconds)
 
 
 def refresh(attempt: Attempt, ray_job: Object, record: LedgerStatus | None, now: float) -> Attempt:
@@ -230,24 +227,39 @@ def _exit_code(reported: int) -> int:
     return 128 - reported if reported < 0 else reported
 
 
-def _assess_progress(
-    state: AttemptState, started: float | None, stepped: float | None, now: float, stall_seconds: int
-) -> Assessment:
-    """Whether an attempt in `state` charges steps in time. Before the first charge the model and the data are loaded,
-    which may take as long as a charge may.
+def _assess_steps(started: float | None, stepped: float | None, now: float, stall_seconds: int) -> Assessment:
+    """Assess an attempt that has charged steps.
 
     Args:
         started: when KubeRay started the RayJob. It starts it again when a queue admits it again, and the time in the
             queue does not count.
-        stepped: when the last step was done.
+        stepped: when the last step of the job was over. The ledger gets this time with the charge of the steps that
+            follow. So it has none while the first steps of a job run: the load before them, which is limited too, may
+            have taken all of its time.
     """
-    reason = Reason.TRAINING if state is AttemptState.RUNNING else Reason.STARTING
-    since = max((time for time in (started, stepped) if time is not None), default=None)
+    training = Assessment(AttemptState.RUNNING, Reason.TRAINING)
+    if stepped is None:
+        loaded = None if started is None else started + stall_seconds
+        return _unless_stalled(training, loaded, "first charge", now, stall_seconds)
+    if started is not None and started > stepped:
+        return _unless_stalled(training, started, "start", now, stall_seconds)
+    return _unless_stalled(training, stepped, "last step", now, stall_seconds)
+
+
+def _unless_stalled(
+    assessment: Assessment, since: float | None, last: str, now: float, stall_seconds: int
+) -> Assessment:
+    """Return `assessment`, or that of an attempt that has charged nothing for too long. Loading the model and the data
+    may take as long as a charge may.
+
+    Args:
+        since: the time from which the limit counts (seconds since the epoch). None: there is none.
+        last: what happened then.
+    """
     if since is None:
-        return Assessment(state, reason)
+        return assessment
     if now < since + stall_seconds:
-        return Assessment(state, reason, wake=since + stall_seconds)
-    last = "start" if since == started else "last step"
+        return replace(assessment, wake=since + stall_seconds)
     text = f"{SLOW_STEP} {stall_seconds} s of the {last}, the limit of the chart's value stallSeconds"
     return Assessment(AttemptState.FAILED, Reason.WORKER_LOST, text)
 

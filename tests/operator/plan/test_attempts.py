@@ -124,6 +124,23 @@ def test_first_steps_may_take_long_after_a_long_start() -> None:
     cluster.now += 60
     operator.settle()
     assert cluster.status["phase"] == "Running"
+    assert operator.wake == cluster.now - 60 + 1 + SETTINGS.stall_seconds
+
+
+def test_first_steps_that_never_end_are_a_stall() -> None:
+    """All ranks hang in their first steps, so the ledger has no time of a step."""
+    cluster, operator = started_job()
+    cluster.start_pods()
+    cluster.acquire_ledger()
+    cluster.charge(5)
+    assert cluster.ledger is not None
+    del cluster.ledger["status"]["progress"]
+    operator.settle()
+    cluster.now += 2 * SETTINGS.stall_seconds
+    operator.settle()
+    (failed, *_) = cluster.status["attempts"]
+    limit = "1800 s of the first charge, the limit of the chart's value stallSeconds"
+    assert (failed["reason"], failed["message"]) == ("WorkerLost", f"no step was charged within {limit}")
 
 
 def test_time_in_the_queue_is_no_stall() -> None:
