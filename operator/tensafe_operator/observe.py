@@ -13,6 +13,7 @@ from typing import Any
 from tensafe_api.resources.job import KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.profile import PROFILE_KIND
+from tensafe_api.timestamps import parse_time
 from tensafe_operator import names
 from tensafe_operator.children import Manifest
 from tensafe_operator.kinds import CORRECTED_KINDS, ray_cluster_of, trim
@@ -95,7 +96,16 @@ def parse_warning(event: Manifest) -> ClusterWarning:
     """The fields of a warning Event that decisions depend on."""
     about = event.get("involvedObject") or {}
     texts = (about.get("kind"), about.get("name"), event.get("reason"), event.get("message") or "")
-    return ClusterWarning(*(str(each)[:_LONGEST] for each in texts))
+    kind, name, reason, message = (str(each)[:_LONGEST] for each in texts)
+    return ClusterWarning(kind, name, reason, message, _last_reported(event))
+
+
+def _last_reported(event: Manifest) -> float | None:
+    """When an Event was last reported. Clients of the older API count repetitions, those of the newer one have a series
+    of them.
+    """
+    texts = (event.get("lastTimestamp"), (event.get("series") or {}).get("lastObservedTime"), event.get("eventTime"))
+    return max((time for time in map(parse_time, texts) if time is not None), default=None)
 
 
 async def _observe_children(api: ApiClient, namespace: str, name: str, job: Object) -> Observed:

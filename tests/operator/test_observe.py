@@ -91,6 +91,20 @@ def test_of_long_texts_in_a_warning_only_the_start_is_kept() -> None:
     assert kept.message.startswith("exceeded quota")
 
 
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ({"lastTimestamp": "1970-01-01T00:00:09Z", "eventTime": None}, 9.0),
+        ({"eventTime": "1970-01-01T00:00:05.500000Z"}, 5.5),
+        ({"eventTime": "1970-01-01T00:00:05Z", "series": {"lastObservedTime": "1970-01-01T00:00:30Z"}}, 30.0),
+        ({"lastTimestamp": "yesterday"}, None),
+        ({}, None),
+    ],
+)
+def test_warning_has_the_time_at_which_it_was_last_reported(times: dict[str, Any], expected: float | None) -> None:
+    assert parse_warning({"involvedObject": {}, "reason": "FailedToCreateHeadPod", **times}).time == expected
+
+
 def test_deletion_of_an_older_job_of_the_same_name_does_not_drop_the_new_job() -> None:
     cache = filled_cache()
     assert cache.drop("Pod", child("Pod", "worker")) == KEY

@@ -21,12 +21,16 @@ Object = Mapping[str, Any]
 class ClusterWarning:
     """A warning about an object of the job: a Kubernetes Event without the fields that no policy reads, or an object
     that the API server refused to create.
+
+    Attributes:
+        time: when the Event was last reported, in seconds since the epoch; None where it is not known.
     """
 
     kind: str
     name: str
     reason: str
     message: str
+    time: float | None = None
 
 
 @dataclass(frozen=True)

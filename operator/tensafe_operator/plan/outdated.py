@@ -7,8 +7,11 @@ KubeRay reports no success, so what it has created since shows it.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable
 
+from tensafe_api.timestamps import parse_time
 from tensafe_operator import names
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
 from tensafe_operator.plan.parsing import has_condition, has_ended
@@ -37,9 +40,12 @@ class _Known:
 
     def __init__(self, observed: Observed) -> None:
         self._job = observed.job
-        pods = [pod for pod in pods_of_open_attempt(observed) if not _is_replaced(pod)]
+        of_attempt = pods_of_open_attempt(observed)
+        pods = [pod for pod in of_attempt if not _is_replaced(pod)]
         self._pods = len(pods)
-        self._workers = sum(1 for pod in pods if pod["metadata"]["labels"].get(names.RAY_NODE_TYPE) == "worker")
+        self._workers = sum(map(_is_worker, pods))
+        self._last_head = _last_creation(pod for pod in of_attempt if not _is_worker(pod))
+        self._last_worker = _last_creation(pod for pod in of_attempt if _is_worker(pod))
         self._started_pods = {pod["metadata"]["name"] for pod in observed.pods if not _is_pending(pod)}
         self._submitted = {each["metadata"]["name"] for each in observed.ray_jobs if is_submitted(each)}
         self._clusters = {(each.get("status") or {}).get("rayClusterName") for each in observed.ray_jobs} - {None, ""}
@@ -65,17 +71,20 @@ class _Known:
 
     def _is_created(self, warning: ClusterWarning) -> bool:
         """Whether KubeRay has created what the warning is about. It creates the Service of a RayCluster before the
-        pods, and that of a RayJob before it submits the job.
+        pods, and that of a RayJob before it submits the job. A pod that was created after the warning shows that the
+        refusal is over, also when the pod is lost now.
         """
+        reported = math.inf if warning.time is None else warning.time
         match warning.kind, warning.reason:
             case _, "FailedToCreateHeadPod":
-                return self._pods > self._workers
+                return self._pods > self._workers or self._last_head > reported
             case _, "FailedToCreateWorkerPod":
-                return self._workers >= int(self._job["spec"]["cluster"]["workers"])
+                all_workers = self._workers >= int(self._job["spec"]["cluster"]["workers"])
+                return all_workers or self._last_worker > reported
             case "RayJob", "FailedToCreateService":
                 return warning.name in self._submitted
             case _, "FailedToCreateRayCluster" | "FailedToCreateService":
-                return self._pods > 0
+                return self._pods > 0 or max(self._last_head, self._last_worker) > reported
         return False
 
 
@@ -104,6 +113,16 @@ def _attempts(observed: Observed) -> list[Object]:
 def _is_replaced(pod: Object) -> bool:
     """Whether the pod is being deleted or has ended, so that KubeRay creates another one."""
     return bool(pod["metadata"].get("deletionTimestamp")) or has_ended(pod)
+
+
+def _is_worker(pod: Object) -> bool:
+    return bool(pod["metadata"]["labels"].get(names.RAY_NODE_TYPE) == "worker")
+
+
+def _last_creation(pods: Iterable[Object]) -> float:
+    """When the last of the pods was created, in seconds since the epoch; -inf where there are none."""
+    times = (parse_time(pod["metadata"].get("creationTimestamp")) for pod in pods)
+    return max((time for time in times if time is not None), default=-math.inf)
 
 
 def _is_pending(pod: Object) -> bool:

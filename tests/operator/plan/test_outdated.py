@@ -124,6 +124,34 @@ def test_worker_that_is_lost_and_refused_again_blocks_the_job(part: str, change:
     assert blocker(cluster, refusal("FailedToCreateWorkerPod")) is Reason.FORBIDDEN
 
 
+@pytest.mark.parametrize(
+    ("part", "change"), [("metadata", {"deletionTimestamp": format_time(0)}), ("status", {"phase": "Failed"})]
+)
+@pytest.mark.parametrize(
+    ("reason", "role", "kind", "name"),
+    [
+        ("FailedToCreateWorkerPod", "worker", "RayCluster", CLUSTER),
+        ("FailedToCreateHeadPod", "head", "RayCluster", CLUSTER),
+        ("FailedToCreateService", "head", "RayCluster", CLUSTER),
+        ("FailedToCreateRayCluster", "worker", "RayJob", RAY_JOB),
+    ],
+)
+def test_refusal_before_a_pod_that_is_lost_now_is_over(
+    reason: str, role: str, kind: str, name: str, part: str, change: dict[str, Any]
+) -> None:
+    """A quota was raised, and later the node of the pod died: its Event is still there."""
+    cluster, _ = started_job(**ONE_WORKER)
+    start_pods_without_status(cluster)
+    pod = cluster.pods[f"{RAY_JOB}-{role}"]
+    pod["metadata"]["creationTimestamp"] = format_time(cluster.now)
+    pod[part].update(change)
+    cluster.pods = {role: pod}
+    refused = refusal(reason, kind, name)
+    assert blocker(cluster, replace(refused, time=cluster.now - 1)) is None
+    assert blocker(cluster, replace(refused, time=cluster.now + 1)) is Reason.FORBIDDEN
+    assert blocker(cluster, refused) is Reason.FORBIDDEN, "it is not known when"
+
+
 def test_service_of_a_ray_job_blocks_the_job_until_it_is_submitted() -> None:
     cluster, _ = started_job(**ONE_WORKER)
     start_pods_without_status(cluster)
