@@ -322,7 +322,7 @@ class Reason(StrEnum):
     )
     CRASH_LOOP = (
         "CrashLoop",
-        "A pod fails right after its start, and so does each one that replaces it.",
+        "A pod fails right after its start, and KubeRay replaces it without end.",
         "Suspend the job, fix the problem in the message, and set spec.suspend to false. A custom image must contain "
         "Ray, bash and tensafe; a container that was OOMKilled needs more memory.",
     )

@@ -2,9 +2,9 @@
 
 The containers of an attempt are never restarted (`restartPolicy: Never`), except sidecars. KubeRay deletes a pod whose
 Ray container has ended and creates another one at once, without end and without a warning, so a failed pod is visible
-for a moment only. That is why a reported crash stays in the status until all pods are ready, or no other pod has a
-node. A sidecar, such as the gate in the head's pod, runs longer than the others. So the pod's phase stays `Running`
-until the pod is being deleted.
+for a moment only. That is why a reported crash stays in the status until all pods are ready, or run for longer than a
+crash takes, except those that have lost their node or find none. A sidecar, such as the gate in the head's pod, runs
+longer than the others. So the pod's phase stays `Running` until the pod is being deleted.
 """
 
 from __future__ import annotations
@@ -79,8 +79,13 @@ def reason_of_pod(pod: Object) -> str:
 
 
 def is_crashing(draft: Draft) -> bool:
-    """Return whether the status reports a crash, and not all pods have become ready since."""
-    return _reported(draft) is not None and not are_all_ready(draft.observed)
+    """Return whether the status reports a crash, and the pods have not shown since that it is over."""
+    if _reported(draft) is None or are_all_ready(draft.observed):
+        return False
+    over = _crash_over_since(draft.observed)
+    if over is not None and draft.now < over:
+        draft.wake_at(over)
+    return over is None or draft.now < over
 
 
 def unless_crashing(draft: Draft, state: JobState) -> JobState:
@@ -98,6 +103,31 @@ def _all_wait_for_nodes(observed: Observed) -> bool:
     """Return whether the scheduler has found no node for any pod of the open attempt that is not ready."""
     waiting = [pod for pod in pods_of_open_attempt(observed) if not has_condition(pod, "Ready")]
     return bool(waiting) and all(reason_of_node(pod) == Reason.UNSCHEDULABLE for pod in waiting)
+
+
+def _crash_over_since(observed: Observed) -> float | None:
+    """Return when the last pod that runs had run for longer than a crash takes, if each other one has lost its node or
+    finds none, in seconds since the epoch. None: a pod is missing, or starts.
+    """
+    pods = pods_of_open_attempt(observed)
+    if len(pods) <= int(observed.job["spec"]["cluster"]["workers"]):
+        return None
+    running = [_running_since(pod) for pod in pods if not _has_lost_node(pod)]
+    times = [time for time in running if time is not None]
+    return max(times) + CRASH_SECONDS if times and len(times) == len(running) else None
+
+
+def _has_lost_node(pod: Object) -> bool:
+    """Return whether a pod has lost its node, or finds none."""
+    lost = bool(pod["metadata"].get("deletionTimestamp")) or has_condition(pod, "DisruptionTarget")
+    return lost or reason_of_node(pod) == Reason.UNSCHEDULABLE
+
+
+def _running_since(pod: Object) -> float | None:
+    """Return when the Ray container of a pod has started that runs, in seconds since the epoch; None for another."""
+    containers = (pod.get("status") or {}).get("containerStatuses") or ()
+    states = (each.get("state") or {} for each in containers if each.get("name") in (HEAD_CONTAINER, WORKER_CONTAINER))
+    return next((parse_time(state["running"].get("startedAt")) for state in states if state.get("running")), None)
 
 
 def _crashes_of(pod: Object) -> Iterator[str]:

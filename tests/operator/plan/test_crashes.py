@@ -13,6 +13,7 @@ from tensafe_api import fixes
 from tensafe_api.reasons import Reason
 from tensafe_api.timestamps import format_time
 from tensafe_operator.children.rayjob import GRACE_SECONDS
+from tensafe_operator.plan.crashes import CRASH_SECONDS
 from tensafe_operator.plan.pending import NODE_SECONDS
 
 ONE_WORKER = {"spec__cluster__workers": 1}
@@ -47,6 +48,12 @@ def unstarted(cluster: FakeCluster, started: str = "1970-01-01T00:00:00Z", **mor
     ended = {"exitCode": 128, "reason": "StartError", "startedAt": started, "message": NO_BASH}
     ended |= {"finishedAt": format_time(cluster.now), **more}
     return {"phase": "Failed", "containerStatuses": [{"name": "ray-head", "state": {"terminated": ended}}]}
+
+
+def running_pod(cluster: FakeCluster) -> dict[str, Any]:
+    """The status of a pod whose container has started now, and that is not ready."""
+    running = {"running": {"startedAt": format_time(cluster.now)}}
+    return {"phase": "Running", "containerStatuses": [{"name": "ray-worker", "state": running}]}
 
 
 def replace_head(cluster: FakeCluster, name: str, status: dict[str, Any]) -> None:
@@ -333,6 +340,42 @@ def test_crash_does_not_hide_that_no_pod_finds_a_node() -> None:
     cluster.now += NODE_SECONDS
     operator.settle()
     assert stalled(cluster) == ("True", "Unschedulable")
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("metadata", {"deletionTimestamp": format_time(0)}),
+        ("status", {"conditions": [{"type": "DisruptionTarget", "status": "True"}]}),
+        ("status", {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}),
+    ],
+    ids=["deleted", "disrupted", "unschedulable"],
+)
+def test_crash_is_over_when_its_pod_runs_and_another_one_has_lost_its_node(part: str, change: dict[str, Any]) -> None:
+    """A worker ran out of memory once. Its replacement runs, and then the node of the head is lost."""
+    cluster, operator = starting_job()
+    worker = cluster.pods["claims-triage-a1-worker"]
+    worker["status"] = failed(cluster)
+    operator.settle()
+    cluster.pods[HEAD][part].update(change)
+    worker["status"] = running_pod(cluster)
+    operator.settle()
+    assert stalled(cluster) == ("True", "CrashLoop"), "it may fail again soon"
+    assert operator.wake == cluster.now + CRASH_SECONDS
+    cluster.now += CRASH_SECONDS
+    operator.settle()
+    assert stalled(cluster)[1] != "CrashLoop"
+
+
+def test_crash_is_not_over_while_its_pod_is_missing() -> None:
+    cluster, operator = starting_job()
+    del cluster.pods["claims-triage-a1-worker"]
+    replace_head(cluster, "head-1", failed(cluster))
+    operator.settle()
+    replace_head(cluster, "head-2", running_pod(cluster))
+    cluster.now += CRASH_SECONDS
+    operator.settle()
+    assert stalled(cluster) == ("True", "CrashLoop")
 
 
 def test_worker_of_a_running_job_that_crashes_stalls_it_until_it_is_ready() -> None:
