@@ -28,6 +28,10 @@ QUOTA_OF_OBJECTS: Final = (
     "An administrator raises this quota, or deletes objects of this kind; the job then continues "
     "without further action."
 )
+QUOTA_OF_PODS: Final = (
+    "An administrator raises this quota, or other pods of the namespace end; the job then continues without further "
+    "action. Fewer workers need a new job."
+)
 POD_FIELDS: Final = (
     "Suspend the job, correct the fields in the message, in spec.cluster or its profile, and set spec.suspend to false."
 )
@@ -126,6 +130,7 @@ OWN_FIXES: Final = (
     CLASS,
     LIMIT_RANGE,
     QUOTA_OF_OBJECTS,
+    QUOTA_OF_PODS,
     POD_FIELDS,
     CLAIM_MISSING,
     CLAIM_UNBOUND,

@@ -61,6 +61,7 @@ _OF_AUTHOR = re.compile(r"\.(affinity|topologySpreadConstraints\b)")
 _FIXES_BY_CAUSE = {
     Reason.QUOTA_EXCEEDED: (
         (re.compile("requested: (count/(?!pods=)|secrets=|configmaps=|services[.=])"), fixes.QUOTA_OF_OBJECTS),
+        (re.compile("requested: (count/)?pods=[0-9]+, used: "), fixes.QUOTA_OF_PODS),
     ),
     Reason.FORBIDDEN: (
         (re.compile('PriorityClass with name|RuntimeClass "'), fixes.CLASS),

@@ -240,14 +240,21 @@ def test_container_that_is_created_at_a_later_try_leaves_no_stall() -> None:
 
 
 @pytest.mark.parametrize(
-    ("requested", "of_objects"),
-    [("count/rayjobs.ray.io=1", True), ("secrets=1", True), ("count/pods=1", False), ("requests.cpu=4,pods=1", False)],
+    ("requested", "fix"),
+    [
+        ("count/rayjobs.ray.io=1", fixes.QUOTA_OF_OBJECTS),
+        ("secrets=1", fixes.QUOTA_OF_OBJECTS),
+        ("count/pods=1", fixes.QUOTA_OF_PODS),
+        ("pods=1", fixes.QUOTA_OF_PODS),
+        ("pods=1,requests.cpu=4", ""),
+        ("requests.cpu=4,pods=1", ""),
+    ],
 )
-def test_quota_of_objects_has_a_fix_that_names_no_resources(requested: str, of_objects: bool) -> None:
+def test_quota_of_objects_has_a_fix_that_names_no_resources(requested: str, fix: str) -> None:
     text = f'"a1" is forbidden: exceeded quota: q, requested: {requested}, used: x, limited: x'
     found = find_blocker(observe(warnings=(ClusterWarning("RayJob", "a1", Reason.FORBIDDEN, text),)))
     assert found is not None and found.reason is Reason.QUOTA_EXCEEDED
-    assert found.fix == (fixes.QUOTA_OF_OBJECTS if of_objects else "")
+    assert found.fix == fix
 
 
 def test_worker_of_a_running_job_whose_container_is_not_created_stalls_it() -> None:
