@@ -142,6 +142,25 @@ def test_deployment_sets_every_setting_of_the_operator() -> None:
     assert container["image"] == "images.example/tensafe-operator:0.1.0"
 
 
+@pytest.mark.parametrize("own", [None, [16443]])
+def test_ports_of_the_api_server_reach_the_operators_policy_and_jobs(own: list[int] | None) -> None:
+    values: dict[str, Any] = {"networkPolicy.apiServerPorts": [8443, 9443]}
+    documents = render_chart(values if own is None else {**values, "jobs.networkPolicy.apiServerPorts": own})
+    (policy,) = (each for each in documents if each["kind"] == "NetworkPolicy")
+    ports = [port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]]
+    assert {8443, 9443} <= set(ports) and 6443 not in ports
+    (container,) = named(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
+    environment = {each["name"]: each["value"] for each in container["env"]}
+    assert Settings.from_environment(environment).job_network.api_server_ports == tuple(own or (8443, 9443))
+
+
+def test_security_contexts_are_the_administrators() -> None:
+    documents = render_chart({"podSecurityContext": {"runAsUser": 1234}, "securityContext": {"privileged": False}})
+    pod = named(documents, "Deployment")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsUser"] == 1234
+    assert pod["containers"][0]["securityContext"]["privileged"] is False
+
+
 def test_pod_disruption_budget_needs_a_second_replica() -> None:
     budget = named(render_chart(), "PodDisruptionBudget")["spec"]
     assert (budget["minAvailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")

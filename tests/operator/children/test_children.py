@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +43,25 @@ def test_labels_for_schedulers_are_on_the_ray_job_and_never_replace_ours() -> No
     cluster = forged.spec.cluster.model_copy(update={"ray_job_labels": {"tensafe.io/job-uid": "another"}})
     forged = forged.model_copy(update={"spec": forged.spec.model_copy(update={"cluster": cluster})})
     assert ray_job_of(forged)["metadata"]["labels"]["tensafe.io/job-uid"] == "11111111-2222"
+
+
+def labels_in_the_documentation() -> list[str]:
+    """The labels of the table of batch schedulers, as `LABEL` or `LABEL: "VALUE"`."""
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "gpu-nodes.md").read_text()
+    rows = re.search(r"\| scheduler \|.*\n\|---.*\n((?:\|.*\n)+)", page)
+    assert rows is not None
+    return re.findall(r"`([a-z.0-9-]+/[a-z-]+)(?:: [^`]*)?`", rows[1])
+
+
+@pytest.mark.parametrize("label", labels_in_the_documentation())
+def test_label_of_a_batch_scheduler_in_the_documentation_is_on_the_ray_job(label: str) -> None:
+    job = admitted({"spec.cluster": {"workers": 1, "rayJobLabels": {label: "true"}}})
+    assert ray_job_of(job)["metadata"]["labels"][label] == "true"
+
+
+def test_documentation_names_labels_of_four_batch_schedulers() -> None:
+    groups = {label.partition("/")[0] for label in labels_in_the_documentation()}
+    assert groups == {"kueue.x-k8s.io", "volcano.sh", "ray.io", "yunikorn.apache.org", "kai.scheduler"}
 
 
 def refused(cluster: dict[str, Any]) -> bool:

@@ -105,6 +105,7 @@ def test_kopf_is_set_to_watch_without_writing() -> None:
     assert not settings.posting.enabled
     assert settings.scanning.disabled
     assert "owner" in str(settings.watching.label_selectors)
+    assert settings.watching.field_selectors["events"] == "type=Warning", "a cluster has many more of type Normal"
     assert settings.persistence.finalizer != watch.kopf_settings(kinds).persistence.finalizer
     storage = settings.persistence.diffbase_storage
     body: Any = {"spec": {"x": 1}}
