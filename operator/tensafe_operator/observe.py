@@ -113,7 +113,7 @@ async def _observe_children(api: ApiClient, namespace: str, name: str, job: Obje
     ray_jobs, pods, ledger, kuberay, profile = await asyncio.gather(
         _owned_ray_jobs(api, namespace, job),
         _owned(api, "Pod", namespace, uid),
-        api.get(LEDGER_KIND, namespace, names.ledger_name(name, uid)),
+        api.get_served(LEDGER_KIND, namespace, names.ledger_name(name, uid)),
         api.knows("RayJob"),
         observe_profile(api, job),
     )

@@ -17,7 +17,7 @@ from tensafe_operator.runtime.api_client import ApiClient
 
 async def dropped_fields(api: ApiClient) -> list[str]:
     """The fields that this release has and the CRDs do not, such as `tensafetrainingjobs.spec.lora.initFrom`. Of nested
-    fields only the outermost. A CRD that is not installed drops nothing.
+    fields only the outermost, and of a kind that is not served its name.
 
     Raises:
         ApiUnavailable, ApiError: if the API server does not answer, or this client may not read the CRDs.
@@ -26,7 +26,10 @@ async def dropped_fields(api: ApiClient) -> list[str]:
     for kind in (JOBS, LEDGERS):
         found = await api.get(DEFINITION_KIND, None, f"{kind.plural}.{GROUP}")
         versions = found["spec"]["versions"] if found is not None else ()
-        for served in (each["schema"]["openAPIV3Schema"] for each in versions if each["name"] == VERSION):
+        own = [each["schema"]["openAPIV3Schema"] for each in versions if each["name"] == VERSION and each["served"]]
+        if not own:
+            dropped.append(kind.plural)
+        for served in own:
             missing = _own_fields()[kind.plural] - set(_fields(served))
             outermost = {each for each in missing if not any(each.startswith(f"{other}.") for other in missing)}
             dropped += [f"{kind.plural}.{each}" for each in sorted(outermost)]

@@ -131,6 +131,15 @@ def test_nested_fields_are_named_by_the_outermost_and_only_the_first_are_named()
         asyncio.run(policies.guard().is_present())
 
 
+def test_kind_that_is_not_served_counts_as_dropped() -> None:
+    """No ledger can be found then, and none is lost."""
+    policies = Policies()
+    (version,) = policies.objects[DEFINITION_KIND, f"{LEDGERS.plural}.tensafe.io"]["spec"]["versions"]
+    version["served"] = False
+    with pytest.raises(FieldsDropped, match="older than the operator, and drop privacyledgers: "):
+        asyncio.run(policies.guard().is_present())
+
+
 def test_crds_of_a_later_release_keep_every_field() -> None:
     policies = Policies()
     policies.schema(JOBS)["spec"]["properties"]["later"] = {"type": "string"}

@@ -44,8 +44,6 @@ _TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger
 """How it reports, with the same status, an object that is too large for etcd."""
 T = TypeVar("T")
 """What a caller keeps of an Event."""
-
-
 _BY_POLICY = re.compile("denied (the )?request")
 """How the API server repeats the word of a ValidatingAdmissionPolicy or of a webhook."""
 
@@ -65,6 +63,10 @@ class ApiError(Exception):
 
 class AlreadyExists(ApiError):
     """An object of this name exists. A conflict without that is for instance of a quota that others use, too."""
+
+
+class UnknownKind(ApiError):
+    """The API server does not serve the kind."""
 
 
 class ObjectTooLarge(ApiError):
@@ -134,11 +136,20 @@ class ApiClient:
     async def get(self, kind: str, namespace: str | None, name: str) -> Manifest | None:
         """The object, or None if it does not exist. namespace: None for a kind without namespaces."""
         try:
-            return await self._request("GET", self._resources[kind].path(namespace, name))
-        except ApiError as error:
-            if error.status == NOT_FOUND:
-                return None
-            raise
+            return await self._find_one(kind, namespace, name)
+        except UnknownKind:
+            return None
+
+    async def get_served(self, kind: str, namespace: str | None, name: str) -> Manifest | None:
+        """As `get`, for an object whose absence must not be confused with that of its kind.
+
+        Raises:
+            ApiUnavailable: if the API server does not serve the kind.
+        """
+        try:
+            return await self._find_one(kind, namespace, name)
+        except UnknownKind as error:
+            raise ApiUnavailable(f"the API server does not serve {self._resources[kind].plural}") from error
 
     async def find(
         self, kind: str, namespace: str, labels: Mapping[str, str], keep: Callable[[Manifest], Manifest | None]
@@ -292,6 +303,16 @@ class ApiClient:
         query = urlencode({"fieldManager": self._field_manager, "force": "true"})
         return await self._request("PATCH", f"{path}?{query}", body, "application/apply-patch+yaml")
 
+    async def _find_one(self, kind: str, namespace: str | None, name: str) -> Manifest | None:
+        try:
+            return await self._request("GET", self._resources[kind].path(namespace, name))
+        except UnknownKind:
+            raise
+        except ApiError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+
     async def _request(
         self,
         method: str,
@@ -336,8 +357,7 @@ class ApiClient:
             answered = f"the API server answers with HTTP status {answer.status} ({message})"
             raise ApiUnavailable(answered, webhook=_FAILED_WEBHOOK in message)
         if answer.status >= 400:
-            refusal = AlreadyExists if document.get("reason") == "AlreadyExists" else ApiError
-            raise refusal(answer.status, message)
+            raise _refusal(answer.status, document, message)
         return document
 
     def _open_session(self) -> aiohttp.ClientSession:
@@ -357,6 +377,15 @@ async def _read(answer: aiohttp.ClientResponse, largest: int | None) -> bytes:
         if largest is not None and len(text) > largest:
             raise _TooLarge
     return bytes(text)
+
+
+def _refusal(status: int, document: Manifest, message: str) -> ApiError:
+    """The error for an answer. One about a missing object names it, and one about an unknown kind does not."""
+    if document.get("reason") == "AlreadyExists":
+        return AlreadyExists(status, message)
+    if status == NOT_FOUND and not (document.get("details") or {}).get("name"):
+        return UnknownKind(status, message)
+    return ApiError(status, message)
 
 
 def _parse(text: bytes) -> Manifest:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -152,5 +154,26 @@ def test_large_objects_are_read_in_small_pages_and_little_is_kept() -> None:
             events = await client.warning_events("clinic", name_if_even, kind="Pod")
             assert len(events) >= MAX_EVENTS / 2
             assert asked == [f"{PAGE_SIZE} involvedObject.kind=Pod,type=Warning"] * math.ceil(MAX_EVENTS / PAGE_SIZE)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("answered", "served"),
+    [({"details": {"name": "x"}}, True), ({"details": {}}, False), ("404 page not found", False)],
+)
+def test_object_of_a_kind_that_is_not_served_is_not_missing(answered: Any, served: bool) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        text = answered if isinstance(answered, str) else json.dumps(answered)
+        return web.Response(status=404, text=text)
+
+    async def run() -> None:
+        async with client_of(answer) as client:
+            assert await client.get("Secret", "clinic", "x") is None
+            if served:
+                assert await client.get_served("Secret", "clinic", "x") is None
+            else:
+                with pytest.raises(ApiUnavailable, match="does not serve secrets"):
+                    await client.get_served("Secret", "clinic", "x")
 
     asyncio.run(run())
