@@ -55,7 +55,9 @@ LEDGER_PAGE = f"""\
 
 The privacy budget that one job has spent. The operator creates the ledger before the first attempt and freezes
 everything that ε depends on in `spec`. Only the service account of the workers writes `status`, from the pod that
-acquired the ledger. The ledger has no owner reference: it stays when the job is deleted. Users never write a ledger.
+acquired the ledger. The ledger has no owner reference: it stays when the job is deleted. Users never write a ledger. A
+user who may impersonate that account, or create its tokens, can add charges and checkpoints; [the threat
+model](../explanation/threat-model.md) says what such a user can and cannot do.
 """
 PROFILE_PAGE = f"""\
 # {PROFILE_KIND}
