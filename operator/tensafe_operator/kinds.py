@@ -15,6 +15,7 @@ from tensafe_api.crd import DEFINITION_KIND
 from tensafe_api.resources.job import GROUP, KIND, VERSION
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LEDGER_KIND
 from tensafe_api.resources.profile import PROFILE_KIND
+from tensafe_api.spec_digest import SPEC_DIGEST_ANNOTATION
 from tensafe_operator import names
 from tensafe_operator.opaque_parts import bounded, without_large_parts
 from tensafe_operator.runtime.objects import Kinds, Manifest, Resource
@@ -48,6 +49,9 @@ def trim(kind: str, body: Mapping[str, Any]) -> Manifest:
             if kept := {name: annotations[name] for name in _JOB_ANNOTATIONS if name in annotations}:
                 metadata["annotations"] = kept
             trimmed["spec"] = without_large_parts(body["spec"])
+        case "PrivacyLedger":
+            if digest := (body["metadata"].get("annotations") or {}).get(SPEC_DIGEST_ANNOTATION):
+                metadata["annotations"] = {SPEC_DIGEST_ANNOTATION: digest}
         case "RayJob":
             if secret := (body["metadata"].get("annotations") or {}).get(names.TLS_SECRET):
                 metadata["annotations"] = {names.TLS_SECRET: secret}

@@ -155,6 +155,8 @@ class Reconciler:
                         kuberay = await self._api.knows("RayJob")
                         profile = await observe_profile(self._api, observed.job)
                         observed = replace(observed, ledger=ledger, kuberay=kuberay, profile=profile)
+                        if ledger_is_shortened(observed):
+                            raise FieldsDropped(LEDGER_SHORTENED)
                         decision = await self._decide(observed, patient)
                         continue  # the status of this decision records the ledger's UID
                     if allowed.left:

@@ -99,17 +99,44 @@ def test_ledger_that_was_cached_under_older_crds_is_read_again(monkeypatch: pyte
     assert api.statuses == [] and api.created == []
 
 
-def test_ledger_that_was_stored_under_older_crds_is_never_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("of_job", [False, True], ids=["ledger", "ledger and job"])
+def test_ledger_that_was_stored_under_older_crds_is_never_counted(
+    of_job: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = charged_job()
     cluster.charge(20)
     shorten(cluster)
+    if of_job:
+        del cluster.job["spec"]["lora"]["initFrom"]
     serve(monkeypatch, cluster)
     api = Api(age=-1.0)
     assert api.reconcile(cluster) == cluster.now + DROPPED_SECONDS
     assert api.statuses == []
     (event,) = api.created
-    assert "has lost spec.mechanism.earlierSteps" in event["message"]
+    assert "has lost fields of its spec" in event["message"]
     assert event["message"].endswith(fixes.LEDGER_SHORTENED)
+
+
+class DroppingApi(Api):
+    """Drops the earlier steps of a new ledger: its CRDs were replaced after they had been read."""
+
+    async def create(self, manifest: dict[str, Any], *, strict: bool = False) -> dict[str, Any]:
+        created = copy.deepcopy(await super().create(manifest, strict=strict))
+        created.pop("status")
+        if manifest["kind"] == "PrivacyLedger":
+            del created["spec"]["mechanism"]["earlierSteps"]
+        return created
+
+    async def knows(self, kind: str) -> bool:
+        return True
+
+
+def test_new_ledger_without_its_fields_starts_no_job() -> None:
+    cluster = FakeCluster.with_job(**STARTED_FROM)
+    api = DroppingApi(age=-1.0)
+    assert api.reconcile(cluster) == cluster.now + DROPPED_SECONDS
+    assert "PrivacyLedger" in [each["kind"] for each in api.created]
+    assert "RayJob" not in [each["kind"] for each in api.created] and api.statuses == []
 
 
 def test_failed_reconcile_counts_no_shortened_ledger(monkeypatch: pytest.MonkeyPatch) -> None:

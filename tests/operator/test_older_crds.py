@@ -9,6 +9,7 @@ import pytest
 
 from e2e.platform.fixtures.operator_harness import OperatorHarness
 from e2e.platform.fixtures.rule_examples import EARLIER_STEPS
+from tensafe_api import fixes
 from tensafe_api.crd import JOBS, LEDGERS, custom_resource_definition
 from tensafe_operator import names
 
@@ -36,6 +37,73 @@ def warnings(plane: OperatorHarness, name: str) -> list[str]:
     about = ("--field-selector", f"involvedObject.name={name},reason=GuardMissing")
     found = json.loads(plane.plane.kubectl("-n", "clinic", "get", "events", *about, "-o", "json").stdout)
     return [each["message"] for each in found["items"]]
+
+
+def rewrite(plane: OperatorHarness, kind: str, name: str) -> None:
+    """Store an object as the API server returns it, as the migration to another storage version does."""
+    found = plane.get(kind, name)
+    plane.plane.kubectl("replace", "-f", "-", text=json.dumps(found))
+
+
+def test_job_and_ledger_that_were_rewritten_under_older_crds_are_never_counted(tmp_path: Any) -> None:
+    plane = OperatorHarness(tmp_path)
+    try:
+        plane.start()
+        plane.operator()
+        plane.apply("one", changes=STARTED_FROM)
+        plane.wait_until(lambda: plane.started("one"))
+        before = plane.get("tsj", "one")
+        assert before is not None
+        ledger = before["status"]["ledgerName"]
+
+        plane.operators[0].kill()
+        install_older_crds(plane)
+        plane.wait_until(lambda: "earlierSteps" not in json.dumps(plane.get("pledger", ledger)))
+        plane.wait_until(lambda: "initFrom" not in json.dumps((plane.get("tsj", "one") or {})["spec"]))
+        rewrite(plane, "tsj", "one")
+        rewrite(plane, "pledger", ledger)
+        plane.install_our_crds()
+        plane.operator()
+        plane.wait_until(lambda: warnings(plane, "one"), 120)
+        (message,) = warnings(plane, "one")
+        assert "has lost fields of its spec" in message and message.endswith(fixes.LEDGER_SHORTENED)
+        after = plane.get("tsj", "one")
+        assert after is not None and after["status"] == before["status"]
+    finally:
+        plane.stop()
+
+
+def test_ledgers_that_are_not_served_are_not_lost(tmp_path: Any) -> None:
+    plane = OperatorHarness(tmp_path)
+    try:
+        plane.start()
+        plane.operator()
+        plane.apply("one")
+        plane.wait_until(lambda: plane.started("one"))
+        before = plane.get("tsj", "one")
+        assert before is not None
+
+        plane.operators[0].kill()
+        unserved = custom_resource_definition(LEDGERS)
+        unserved["spec"]["versions"][0]["served"] = False
+        plane.plane.kubectl("replace", "-f", "-", text=json.dumps(unserved))
+        get = ("-n", "clinic", "get", "--raw", "/apis/tensafe.io/v1alpha1/namespaces/clinic/privacyledgers")
+        plane.wait_until(lambda: plane.plane.kubectl(*get, check=False).returncode)
+        second = plane.operator()
+        plane.wait_until(lambda: second.leading and "and drop privacyledgers" in second.log.read_text(), 120)
+        plane.plane.kubectl("-n", "clinic", "annotate", "rayjob", "one-a1", "seen=again")
+        plane.wait_until(lambda: warnings(plane, "one"), 120)
+        during = plane.get("tsj", "one")
+        assert during is not None and during["status"] == before["status"]
+        assert plane.started("one")
+
+        plane.install_our_crds()
+        plane.apply("late")
+        plane.wait_until(lambda: plane.started("late"), 120)
+        after = plane.get("tsj", "one")
+        assert after is not None and after["status"]["phase"] == before["status"]["phase"]
+    finally:
+        plane.stop()
 
 
 def test_no_figure_falls_and_no_job_starts_until_the_crds_are_back(tmp_path: Any) -> None:

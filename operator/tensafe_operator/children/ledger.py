@@ -7,6 +7,7 @@ from __future__ import annotations
 from tensafe_api.resolve import Plan, ledger_spec
 from tensafe_api.resources.job import API_VERSION, TenSafeTrainingJob
 from tensafe_api.resources.ledger import LEDGER_KIND, PrivacyLedgerSpec
+from tensafe_api.spec_digest import SPEC_DIGEST_ANNOTATION, spec_digest
 from tensafe_operator import names
 from tensafe_operator.children import Manifest
 from tensafe_operator.children.access import key_digest, new_account_name
@@ -30,6 +31,7 @@ def ledger(job: TenSafeTrainingJob, plan: Plan, key: Manifest) -> Manifest:
             "name": names.ledger_name(job.metadata.name, uid),
             "namespace": job.metadata.namespace,
             "labels": names.labels(job.metadata.name, uid),
+            "annotations": {SPEC_DIGEST_ANNOTATION: spec_digest(spec)},
         },
         "spec": spec.model_dump(by_alias=True, mode="json", exclude_none=True),
     }

@@ -11,6 +11,7 @@ from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resolve import Claim
 from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_api.resources.status import Status, WorkerCount
+from tensafe_api.spec_digest import has_lost_fields
 from tensafe_operator import names
 from tensafe_operator.children import access, ledger
 from tensafe_operator.plan.admission import Admitted, Rejected, with_ledger_values
@@ -23,20 +24,17 @@ from tensafe_operator.plan.privacy_status import fold_ledger, with_charges
 from tensafe_operator.plan.suspension import SUSPENDED
 
 LEDGER_SHORTENED = (
-    "the job's PrivacyLedger has lost spec.mechanism.earlierSteps, because it was written under older CRDs that drop "
-    f"the field, so its steps cost more than ε computed from the ledger: {fixes.LEDGER_SHORTENED}"
+    "the job's PrivacyLedger has lost fields of its spec, because it was written under older CRDs that drop them, so ε "
+    f"computed from the rest may be too small: {fixes.LEDGER_SHORTENED}"
 )
 
 
 def ledger_is_shortened(observed: Observed) -> bool:
-    """Return whether the job's ledger lacks the earlier steps of the job, which it had when it was opened."""
-    job = observed.job
-    if not ((job["spec"].get("lora") or {}).get("initFrom") or {}).get("earlierSteps"):
+    """Return whether the job's ledger has lost fields that it was opened with. The job may have lost them, too."""
+    found = observed.ledger
+    if found is None or found["spec"].get("jobUID") != observed.job["metadata"].get("uid"):
         return False
-    spec = parse_ledger_spec(observed.ledger)
-    if spec is None or spec.job_uid != job["metadata"].get("uid"):
-        return False
-    return not spec.mechanism.earlier_steps
+    return has_lost_fields(found)
 
 
 def is_lost(known_uid: str | None, found: Object | None) -> bool:

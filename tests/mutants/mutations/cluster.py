@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutations.mutation import OPERATOR, TRAINER, Edit, Mutation
+from mutations.mutation import API, OPERATOR, TRAINER, Edit, Mutation
 
 _POD_TESTS = "tests/trainer_image/runners/pod/"
 
@@ -140,8 +140,44 @@ CLUSTER: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a ledger that has lost its earlier steps is counted",
-        (Edit("operator/tensafe_operator/plan/ledger.py", "return not spec.mechanism.earlier_steps", "return False"),),
-        ("tests/operator/test_dropped_fields.py::test_ledger_that_was_stored_under_older_crds_is_never_counted",),
+        (Edit("operator/tensafe_operator/plan/ledger.py", "return has_lost_fields(found)", "return False"),),
+        (
+            "tests/operator/test_dropped_fields.py::test_ledger_that_was_stored_under_older_crds_is_never_counted",
+            "tests/operator/test_dropped_fields.py::test_new_ledger_without_its_fields_starts_no_job",
+        ),
+    ),
+    Mutation(
+        "a field that has its default again counts as never changed",
+        (
+            Edit(
+                API + "spec_digest.py",
+                'fields = spec.model_dump(by_alias=True, mode="json", exclude_defaults=True)',
+                'fields = spec.model_dump(by_alias=True, include={"mechanism"}, mode="json", exclude_defaults=True)',
+            ),
+        ),
+        ("tests/api/test_spec_digest.py::test_lost_field_is_noticed_also_when_it_has_its_default_again",),
+    ),
+    Mutation(
+        "a trainer acquires a ledger that has lost fields of its spec",
+        (Edit(TRAINER + "ledger/kubernetes.py", "if has_lost_fields(found):", "if False:"),),
+        (
+            "tests/trainer_image/ledger/test_concurrent_writers.py::test_ledger_that_has_lost_fields_of_its_spec_is_not_acquired",
+        ),
+    ),
+    Mutation(
+        "ledgers that the API server does not serve count as deleted",
+        (
+            Edit(
+                "operator/tensafe_operator/runtime/api_client.py",
+                "if status == NOT_FOUND and not (document",
+                "if False and not (document",
+            ),
+            Edit(TRAINER + "ledger/kubernetes.py", "_NOT_FOUND and _names_object(error)", "_NOT_FOUND"),
+        ),
+        (
+            "tests/operator/runtime/test_api_client.py::test_object_of_a_kind_that_is_not_served_is_not_missing",
+            "tests/trainer_image/ledger/test_kubernetes_requests.py::test_kind_that_is_not_served_is_no_missing_ledger",
+        ),
     ),
     Mutation(
         "a trainer believes an answer that is not what it wrote",

@@ -51,9 +51,9 @@ def ledger(server: LedgerServer, clock: Clock) -> KubernetesLedger:
     return opened
 
 
-def refusal(status: int, message: str = "no") -> ApiException:
+def refusal(status: int, message: str = "no", **more: Any) -> ApiException:
     error = ApiException(status=status, reason="Because")
-    error.body = json.dumps({"message": message})
+    error.body = json.dumps({"message": message, **more})
     return error
 
 
@@ -110,8 +110,22 @@ def test_write_gives_up_after_its_time(server: LedgerServer, ledger: KubernetesL
 
 
 def test_deleted_ledger_is_missing(server: LedgerServer, ledger: KubernetesLedger) -> None:
-    server.read_errors = [refusal(404)]
+    server.read_errors = [refusal(404, details={"name": "triage"})]
     with pytest.raises(LedgerMissing, match="there is no ledger privacyledgers/triage in clinic: it was deleted"):
+        ledger.charge(1)
+
+
+@pytest.mark.parametrize("body", ["404 page not found", json.dumps({"message": "no", "details": {}})])
+def test_kind_that_is_not_served_is_no_missing_ledger(
+    body: str, server: LedgerServer, ledger: KubernetesLedger, clock: Clock
+) -> None:
+    """As while an administrator replaces the CRDs."""
+    unserved = ApiException(status=404, reason="Not Found")
+    unserved.body = body
+    server.read_errors = [unserved]
+    ledger.charge(1)
+    server.read_errors = [unserved] * 100
+    with pytest.raises(LedgerUnreachable):
         ledger.charge(1)
 
 

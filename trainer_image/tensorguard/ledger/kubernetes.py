@@ -22,7 +22,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, cast
 
 from kubernetes import client
@@ -31,6 +31,7 @@ from urllib3.exceptions import HTTPError
 from tensafe_api.resources.job import GROUP, VERSION
 from tensafe_api.resources.ledger import MAX_PUBLISHED_CHECKPOINTS
 from tensafe_api.resources.status import EvaluationResult, Progress
+from tensafe_api.spec_digest import has_lost_fields
 from tensorguard.backoff import RETRY_SECONDS, retry_delays
 from tensorguard.ledger.contract import (
     Fenced,
@@ -197,9 +198,9 @@ class KubernetesLedger(LedgerWriter):
             try:
                 found: Any = self._api.get_namespaced_custom_object(**self._where, _request_timeout=REQUEST_SECONDS)
             except client.ApiException as error:
-                if error.status == _NOT_FOUND:
+                if error.status == _NOT_FOUND and _names_object(error):
                     raise LedgerMissing(f"there is no ledger {self._name}: it was deleted") from error
-                if not call.may_change(error):
+                if error.status != _NOT_FOUND and not call.may_change(error):
                     raise LedgerForbidden(f"{self._name} cannot be read: {_server_message(error)}") from error
                 log.warning("the API server answers %s %s; retrying", error.status, error.reason)
             except (HTTPError, OSError) as error:
@@ -239,19 +240,19 @@ class KubernetesLedger(LedgerWriter):
         """Refuse a state that is not what this process wrote.
 
         Raises:
-            LedgerUnreachable: only the spec differs, which no client can change: the CRDs have become older.
+            LedgerUnreachable: only the spec differs, which no client can change, or fields are missing: the CRDs have
+                become older.
             LedgerCorrupt: another process has written.
         """
         if found == expected:
             return
-        if expected is not None and replace(found, spec=expected.spec) == expected:
-            raise LedgerUnreachable(
-                f"the API server returns {self._name} without fields that it had, as with CRDs of an earlier release: "
-                "apply crds/ of the operator's release"
-            )
+        if expected is not None and replace(_with_lost_fields(found, expected), spec=expected.spec) == expected:
+            raise LedgerUnreachable(_without_fields(self._name))
         raise LedgerCorrupt(_foreign_write(self._name))
 
     def _state(self, found: dict[str, Any]) -> LedgerState:
+        if has_lost_fields(found):
+            raise LedgerUnreachable(_without_fields(self._name))
         state = decode(found)
         if state.length < self._max_length:
             raise LedgerCorrupt(
@@ -295,11 +296,36 @@ class _Call:
         return now < self._first_refusal + STARTING_SECONDS
 
 
+def _names_object(error: client.ApiException) -> bool:
+    """Whether an answer is about an object, and not about a kind that the API server does not serve."""
+    try:
+        return bool(json.loads(error.body or "")["details"]["name"])
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
 def _foreign_write(name: str) -> str:
     return (
         f"{name} is not what this process wrote: another process has written to it as this pod; see who may create "
         "tokens of the job's service account"
     )
+
+
+def _without_fields(name: str) -> str:
+    return (
+        f"the API server returns {name} without fields that it had, as with CRDs of an earlier release: apply crds/ of "
+        "the operator's release"
+    )
+
+
+def _with_lost_fields(found: LedgerState, expected: LedgerState) -> LedgerState:
+    """`found` with the optional values of `expected` that it does not have."""
+    lost = {
+        each.name: getattr(expected, each.name) for each in fields(found) if getattr(found, each.name) in (None, ())
+    }
+    published = zip(found.checkpoints, expected.checkpoints, strict=False)
+    checkpoints = tuple(each if each.signer else replace(each, signer=ours.signer) for each, ours in published)
+    return replace(found, **{"checkpoints": checkpoints, **lost})
 
 
 def _server_message(error: client.ApiException) -> str:

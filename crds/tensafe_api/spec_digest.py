@@ -1,0 +1,41 @@
+"""Whether a PrivacyLedger still has the spec with which it was created.
+
+No client can change a spec. But under CRDs of an earlier release the API server drops the fields that those do not
+know, and any write of the ledger, also of its status, deletes them for good. ε computed from the rest may be too small.
+The API server drops no annotation. So each ledger has one with the digest of its spec.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from tensafe_api.resources.ledger import PrivacyLedgerSpec
+
+SPEC_DIGEST_ANNOTATION = "tensafe.io/spec-digest"
+
+
+def spec_digest(spec: PrivacyLedgerSpec) -> str:
+    """`sha256:` and the digest of a spec in hex. A field that has its default counts as one that is not there: a later
+    release may add fields, for which the API server fills in their defaults.
+    """
+    fields = spec.model_dump(by_alias=True, mode="json", exclude_defaults=True)
+    return f"sha256:{hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()}"
+
+
+def has_lost_fields(ledger: Mapping[str, Any]) -> bool:
+    """Whether a PrivacyLedger has another spec than at its creation. Not where this release cannot read the spec, or
+    where another client has created the ledger, which has no digest then.
+    """
+    recorded = (ledger["metadata"].get("annotations") or {}).get(SPEC_DIGEST_ANNOTATION)
+    if recorded is None:
+        return False
+    try:
+        spec = PrivacyLedgerSpec.model_validate(ledger.get("spec"), by_name=False)
+    except ValidationError:
+        return False
+    return bool(spec_digest(spec) != recorded)
