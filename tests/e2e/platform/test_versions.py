@@ -12,6 +12,7 @@ from e2e.platform.gotools import MODULES
 PINNED = {
     "kubernetes": {"k8s.io/kubernetes": versions.KUBERNETES, "go.etcd.io/etcd/server/v3": versions.ETCD},
     "kubectl_yaml": {"k8s.io/apimachinery": versions.KUBERNETES.replace("v1.", "v0.")},
+    "certmanager": {versions.CERT_MANAGER_MODULE: versions.CERT_MANAGER},
     "coredns": {"github.com/coredns/coredns": versions.COREDNS},
     "helm": {"helm.sh/helm/v3": versions.HELM},
     "kuberay": {versions.KUBERAY_MODULE: versions.KUBERAY},

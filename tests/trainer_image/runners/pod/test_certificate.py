@@ -5,10 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import secrets
-import socket
-import ssl
 import stat
-import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from e2e.platform.fixtures.tls_handshake import handshake
 from tensorguard.runners.pod import certificate
 from tensorguard.runners.pod.certificate import Authority, main
 
@@ -35,39 +33,6 @@ def issued(folder: Path, secret: str = SECRET, **more: str) -> Path:
 
 def certificate_in(folder: Path, name: str = "tls.crt") -> x509.Certificate:
     return x509.load_pem_x509_certificate((folder / name).read_bytes())
-
-
-def handshake(server: Path, client: Path | None, name: str = "127.0.0.1", trusted: Path | None = None) -> str:
-    """Connect a client to a server that asks for a certificate, as Ray's does; return "" or the error of either."""
-    accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    accepting.load_cert_chain(server / "tls.crt", server / "tls.key")
-    accepting.load_verify_locations(server / "ca.crt")
-    accepting.verify_mode = ssl.CERT_REQUIRED
-    connecting = ssl.create_default_context(cafile=str((trusted or client or server) / "ca.crt"))
-    if client is not None:
-        connecting.load_cert_chain(client / "tls.crt", client / "tls.key")
-    failures: list[str] = []
-
-    def serve() -> None:
-        try:
-            with listener.accept()[0] as plain, accepting.wrap_socket(plain, server_side=True) as encrypted:
-                encrypted.sendall(b"hello")
-        except OSError as error:
-            failures.append(f"server: {error}")
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            with (
-                socket.create_connection(listener.getsockname()) as plain,
-                connecting.wrap_socket(plain, server_hostname=name) as encrypted,
-            ):
-                assert encrypted.recv(5) == b"hello" or failures or not thread.is_alive()
-        except OSError as error:
-            failures.append(f"client: {error}")
-        thread.join()
-    return "; ".join(sorted(failures))
 
 
 def test_pods_of_an_attempt_accept_each_other(tmp_path: Path) -> None:
