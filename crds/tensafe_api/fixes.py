@@ -32,6 +32,10 @@ QUOTA_OF_PODS: Final = (
     "An administrator raises this quota, or other pods of the namespace end; the job then continues without further "
     "action. Fewer workers need a new job."
 )
+STORAGE_LIMIT: Final = (
+    "Suspend the job, raise the emptyDir of the volume, or ephemeralStorage in spec.cluster, and set spec.suspend to "
+    "false."
+)
 POD_FIELDS: Final = (
     "Suspend the job, correct the fields in the message, in spec.cluster or its profile, and set spec.suspend to false."
 )
@@ -121,7 +125,10 @@ LOST_AGAIN: Final = (
     "While an attempt runs, read the logs of its pods (kubectl tensafe logs), and check for a lack of memory, for "
     "nodes that are removed, and the network."
 )
-LEDGER_SHORTENED: Final = "Delete the job, and count its charged steps in the earlierSteps of the next one."
+LEDGER_SHORTENED: Final = (
+    "Delete the job. In the earlierSteps of the next one, count its charged steps, and also its own earlierSteps: they "
+    "are in its manifest, and in the statement of the adapter from which it started."
+)
 JOB_TOO_LARGE: Final = "Edit the job to remove labels, annotations or finalizers, or create a smaller one."
 OWN_FIXES: Final = (
     JOB_KEY,
@@ -131,6 +138,7 @@ OWN_FIXES: Final = (
     LIMIT_RANGE,
     QUOTA_OF_OBJECTS,
     QUOTA_OF_PODS,
+    STORAGE_LIMIT,
     POD_FIELDS,
     CLAIM_MISSING,
     CLAIM_UNBOUND,

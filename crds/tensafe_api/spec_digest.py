@@ -14,9 +14,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tensafe_api import fixes
 from tensafe_api.resources.ledger import PrivacyLedgerSpec
 
 SPEC_DIGEST_ANNOTATION = "tensafe.io/spec-digest"
+LOST_FIELDS = (
+    "lacks fields of its spec, so no ε can be computed from it. An administrator applies crds/ of the operator's "
+    f"release. If the fields stay away, they are lost: {fixes.LEDGER_SHORTENED}"
+)
+"""What to say of a ledger that has lost fields, after its name."""
 
 
 def spec_digest(spec: PrivacyLedgerSpec) -> str:

@@ -100,7 +100,7 @@ def describe_refusal(refused: Refused) -> str:
     request = refused.request
     if refused.missing_api:
         if request.resource.group == GROUP:
-            return f"TenSafe's CRDs are not installed in this cluster: an administrator runs {_INSTALL}"
+            return f"TenSafe's CRDs are not installed in this cluster, or not served: an administrator runs {_INSTALL}"
         return f"the cluster does not know {request.what}: {refused}"
     match refused.status:
         case 401:

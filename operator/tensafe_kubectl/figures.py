@@ -11,6 +11,7 @@ from typing import Any
 from tensafe_api.accounting import format_epsilon
 from tensafe_api.resolve import Claim
 from tensafe_api.resources.ledger import LedgerStatus, PrivacyLedgerSpec, PublishedCheckpointRecord
+from tensafe_api.spec_digest import LOST_FIELDS, has_lost_fields
 from tensafe_kubectl.api import Object
 from tensafe_kubectl.errors import CommandError
 
@@ -71,9 +72,11 @@ def figures_of(ledger: Object) -> Figures:
     """The figures of a PrivacyLedger.
 
     Raises:
-        CommandError: this version cannot read it.
+        CommandError: this version cannot read it, or it has lost fields.
     """
     name = ledger["metadata"]["name"]
+    if has_lost_fields(ledger):
+        raise CommandError(f"the ledger {name} {LOST_FIELDS}")
     try:
         spec = PrivacyLedgerSpec.model_validate(ledger["spec"], by_alias=True, by_name=False)
         found = ledger.get("status")

@@ -116,11 +116,19 @@ async def write_status(api: ApiClient, job: Mapping[str, Any], status: Status, n
     return stored
 
 
-async def report_unwritable(api: ApiClient, job: Mapping[str, Any], why: Exception, now: float) -> None:
-    """Report by an Event of the job that its status is not written, although the API server would store it."""
+async def report_unwritable(
+    api: ApiClient, job: Mapping[str, Any], why: Exception, now: float, *, varies: bool
+) -> None:
+    """Report by an Event of the job that its status is not written, although the API server would store it.
+
+    Args:
+        varies: whether the text is another one each time, so that the first one stands for all.
+    """
     message = f"{names.STATUS_REFUSED}: {why}"
     status = Status.model_validate(job.get("status") or {}, by_alias=True, by_name=False)
-    await record_events(api, job, status, [Transition(Reason.GUARD_MISSING, message, warning=True, repeated=True)], now)
+    await record_events(
+        api, job, status, [Transition(Reason.GUARD_MISSING, message, warning=True, repeated=varies)], now
+    )
 
 
 async def _store_shortened(

@@ -32,6 +32,10 @@ class FieldsDropped(Exception):
     """The API server may drop fields of jobs or ledgers that this release knows. `str()` says why."""
 
 
+class LedgerShortened(FieldsDropped):
+    """The ledger of a job has lost fields for good. `str()` is always the same text."""
+
+
 def guard_gauge(registry: CollectorRegistry) -> Gauge:
     """The metric of the guard, registered in `registry`."""
     text = "1 while the admission policies that protect ledgers are in force, and the CRDs keep every field."

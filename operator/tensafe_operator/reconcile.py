@@ -28,7 +28,7 @@ from tensafe_operator.children import Manifest
 from tensafe_operator.corrections import Corrections
 from tensafe_operator.event_recorder import job_fields
 from tensafe_operator.kinds import KINDS
-from tensafe_operator.ledger_guard import FieldsDropped
+from tensafe_operator.ledger_guard import FieldsDropped, LedgerShortened
 from tensafe_operator.observe import observe, observe_profile
 from tensafe_operator.plan import decide
 from tensafe_operator.plan.blockers import status_of_refusal
@@ -116,7 +116,8 @@ class Reconciler:
         try:
             return await self._take_further(observed, cached is not None, patient)
         except FieldsDropped as dropped:
-            await report_unwritable(self._api, observed.job, dropped, self._clock())
+            varies = not isinstance(dropped, LedgerShortened)
+            await report_unwritable(self._api, observed.job, dropped, self._clock(), varies=varies)
             return self._clock() + DROPPED_SECONDS
 
     async def _take_further(self, observed: Observed, is_cached: bool, patient: bool) -> float | None:
@@ -139,7 +140,7 @@ class Reconciler:
                 observed = replace(observed, guarded=guarded)
                 decision = await self._decide(observed, patient)
             if ledger_is_shortened(observed):
-                raise FieldsDropped(LEDGER_SHORTENED)
+                raise LedgerShortened(LEDGER_SHORTENED)
             try:
                 while True:
                     stalled = object_condition(observed.job, ConditionType.STALLED).get("message") or ""
@@ -156,7 +157,7 @@ class Reconciler:
                         profile = await observe_profile(self._api, observed.job)
                         observed = replace(observed, ledger=ledger, kuberay=kuberay, profile=profile)
                         if ledger_is_shortened(observed):
-                            raise FieldsDropped(LEDGER_SHORTENED)
+                            raise LedgerShortened(LEDGER_SHORTENED)
                         decision = await self._decide(observed, patient)
                         continue  # the status of this decision records the ledger's UID
                     if allowed.left:

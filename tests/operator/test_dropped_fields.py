@@ -99,15 +99,16 @@ def test_ledger_that_was_cached_under_older_crds_is_read_again(monkeypatch: pyte
     assert api.statuses == [] and api.created == []
 
 
-@pytest.mark.parametrize("of_job", [False, True], ids=["ledger", "ledger and job"])
-def test_ledger_that_was_stored_under_older_crds_is_never_counted(
-    of_job: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("of", ["ledger", "ledger and job", "ledger without a digest"])
+def test_ledger_that_was_stored_under_older_crds_is_never_counted(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = charged_job()
     cluster.charge(20)
     shorten(cluster)
-    if of_job:
+    if of == "ledger and job":
         del cluster.job["spec"]["lora"]["initFrom"]
+    if of == "ledger without a digest":
+        assert cluster.ledger is not None
+        del cluster.ledger["metadata"]["annotations"]
     serve(monkeypatch, cluster)
     api = Api(age=-1.0)
     assert api.reconcile(cluster) == cluster.now + DROPPED_SECONDS
@@ -137,6 +138,19 @@ def test_new_ledger_without_its_fields_starts_no_job() -> None:
     assert api.reconcile(cluster) == cluster.now + DROPPED_SECONDS
     assert "PrivacyLedger" in [each["kind"] for each in api.created]
     assert "RayJob" not in [each["kind"] for each in api.created] and api.statuses == []
+
+
+def test_loss_is_reported_although_older_crds_were_reported_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job has not changed since, so both Events would have one name, and the API server keeps the first."""
+    cluster = charged_job()
+    shorten(cluster)
+    serve(monkeypatch, cluster)
+    under_older, afterwards = Api(age=0.0), Api(age=-1.0)
+    under_older.reconcile(cluster)
+    afterwards.reconcile(cluster)
+    (first,), (second,) = under_older.created, afterwards.created
+    assert "the CRDs drop" in first["message"] and "has lost fields" in second["message"]
+    assert first["metadata"]["name"] != second["metadata"]["name"]
 
 
 def test_failed_reconcile_counts_no_shortened_ledger(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,11 +30,17 @@ LEDGER_SHORTENED = (
 
 
 def ledger_is_shortened(observed: Observed) -> bool:
-    """Return whether the job's ledger has lost fields that it was opened with. The job may have lost them, too."""
-    found = observed.ledger
-    if found is None or found["spec"].get("jobUID") != observed.job["metadata"].get("uid"):
+    """Return whether the job's ledger has lost fields that it was opened with. The job may have lost them, too.
+
+    A ledger without a digest is compared with the job.
+    """
+    found, job = observed.ledger, observed.job
+    if found is None or found["spec"].get("jobUID") != job["metadata"].get("uid"):
         return False
-    return has_lost_fields(found)
+    if has_lost_fields(found):
+        return True
+    earlier = ((job["spec"].get("lora") or {}).get("initFrom") or {}).get("earlierSteps")
+    return bool(earlier) and not (found["spec"].get("mechanism") or {}).get("earlierSteps")
 
 
 def is_lost(known_uid: str | None, found: Object | None) -> bool:

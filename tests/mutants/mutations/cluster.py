@@ -140,11 +140,19 @@ CLUSTER: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a ledger that has lost its earlier steps is counted",
-        (Edit("operator/tensafe_operator/plan/ledger.py", "return has_lost_fields(found)", "return False"),),
+        (Edit("operator/tensafe_operator/plan/ledger.py", "if has_lost_fields(found):", "if False:"),),
+        ("tests/operator/test_dropped_fields.py::test_ledger_that_was_stored_under_older_crds_is_never_counted",),
+    ),
+    Mutation(
+        "a new ledger is used although it has lost fields at its creation",
         (
-            "tests/operator/test_dropped_fields.py::test_ledger_that_was_stored_under_older_crds_is_never_counted",
-            "tests/operator/test_dropped_fields.py::test_new_ledger_without_its_fields_starts_no_job",
+            Edit(
+                "operator/tensafe_operator/reconcile.py",
+                "                        if ledger_is_shortened(observed):\n",
+                "                        if False:\n",
+            ),
         ),
+        ("tests/operator/test_dropped_fields.py::test_new_ledger_without_its_fields_starts_no_job",),
     ),
     Mutation(
         "a field that has its default again counts as never changed",
@@ -162,6 +170,17 @@ CLUSTER: tuple[Mutation, ...] = (
         (Edit(TRAINER + "ledger/kubernetes.py", "if has_lost_fields(found):", "if False:"),),
         (
             "tests/trainer_image/ledger/test_concurrent_writers.py::test_ledger_that_has_lost_fields_of_its_spec_is_not_acquired",
+        ),
+    ),
+    Mutation(
+        "figures are computed from a ledger that has lost fields of its spec",
+        (
+            Edit("operator/tensafe_kubectl/figures.py", "if has_lost_fields(ledger):", "if False:"),
+            Edit(TRAINER + "verification/ledgers.py", "if has_lost_fields(ours[0]):", "if False:"),
+        ),
+        (
+            "tests/kubectl/test_figures.py::test_plugin_computes_nothing_from_a_ledger_that_has_lost_fields",
+            "tests/kubectl/test_figures.py::test_no_statement_is_verified_with_a_ledger_that_has_lost_fields",
         ),
     ),
     Mutation(

@@ -11,7 +11,7 @@ from e2e.platform.fixtures.ledger_objects import SPEC
 from tensafe_api.resources.ledger import PrivacyLedgerSpec
 from tensafe_api.spec_digest import SPEC_DIGEST_ANNOTATION, spec_digest
 from tensorguard.ledger import kubernetes
-from tensorguard.ledger.contract import Fenced, LedgerCorrupt, LedgerUnreachable
+from tensorguard.ledger.contract import Fenced, LedgerCorrupt, LedgerUnreachable, PublishedCheckpoint
 from tensorguard.ledger.kubernetes import KubernetesLedger
 from tensorguard.ledger.kubernetes_object import decode, entry_hash
 
@@ -193,6 +193,23 @@ def test_field_of_the_status_that_older_crds_drop_accuses_no_other_process(field
     assert field in server.object["status"]
     del server.object["status"][field]
     with pytest.raises(LedgerUnreachable, match="without fields that it had"):
+        ledger.charge(1)
+    assert server.steps_charged == 2
+
+
+def test_signer_that_older_crds_drop_accuses_no_other_process_and_another_checkpoint_does() -> None:
+    server = LedgerServer()
+    ledger = process(server)
+    ledger.acquire(attempt=1, from_step=0)
+    ledger.charge(2)
+    values = {"step": 2, "attempt": 1, "digest": "sha256:" + "1" * 64, "statement_digest": "sha256:" + "2" * 64}
+    ledger.record_checkpoint(PublishedCheckpoint(uri="s3://own/a", final=False, signer="3" * 64, **values))
+    (recorded,) = server.object["status"]["releases"]
+    del recorded["signer"]
+    with pytest.raises(LedgerUnreachable, match="without fields that it had"):
+        ledger.charge(1)
+    server.object["status"]["releases"].append({**recorded, "uri": "s3://eve/b"})
+    with pytest.raises(LedgerCorrupt, match="another process has written"):
         ledger.charge(1)
     assert server.steps_charged == 2
 

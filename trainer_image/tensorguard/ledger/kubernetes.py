@@ -22,7 +22,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from kubernetes import client
@@ -51,6 +51,8 @@ STARTING_SECONDS = 20.0
 """How long an API server may take, from its first answer, to load every role."""
 _CONFLICT, _TOO_MANY, _NOT_FOUND = 409, 429, 404
 _STARTING = (401, 403)
+_OPTIONAL = ("outcome", "dataset_digest", "model_weights", "chat_template_digest")
+"""The optional values of a ledger's state, besides the signers of checkpoints."""
 _BY_POLICY = re.compile("denied (the )?request")
 """The start of the message with which an admission policy or webhook refuses a request."""
 
@@ -320,12 +322,11 @@ def _without_fields(name: str) -> str:
 
 def _with_lost_fields(found: LedgerState, expected: LedgerState) -> LedgerState:
     """`found` with the optional values of `expected` that it does not have."""
-    lost = {
-        each.name: getattr(expected, each.name) for each in fields(found) if getattr(found, each.name) in (None, ())
-    }
-    published = zip(found.checkpoints, expected.checkpoints, strict=False)
-    checkpoints = tuple(each if each.signer else replace(each, signer=ours.signer) for each, ours in published)
-    return replace(found, **{"checkpoints": checkpoints, **lost})
+    lost = {name: getattr(expected, name) for name in _OPTIONAL if getattr(found, name) is None}
+    if len(found.checkpoints) == len(expected.checkpoints):
+        published = zip(found.checkpoints, expected.checkpoints, strict=True)
+        lost["checkpoints"] = tuple(ours if replace(ours, signer=None) == each else each for each, ours in published)
+    return replace(found, **lost)
 
 
 def _server_message(error: client.ApiException) -> str:
