@@ -9,6 +9,7 @@ longer than the others. So the pod's phase stays `Running` until the pod is bein
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from tensafe_api.reasons import ConditionType, Reason
@@ -26,6 +27,9 @@ CRASH_SECONDS = 120
 """A container that fails so soon after its start fails again in the next pod."""
 _NO_CRASHES = ("Preempting", "Preempted", "NodeShutdown", "Shutdown", "Terminated", "NodeLost")
 """Reasons of failed pods that another pod does not repeat."""
+_EVICTED = "Evicted"
+_OWN_USAGE = re.compile("exceed(s|ed) (the|its) .{0,60}limit")
+"""How the kubelet says that a pod has used more storage than it may. It evicts the next one for the same reason."""
 _NOT_FOUND = "ContainerStatusUnknown"
 """The kubelet has not found a container that ran, such as after a restart of its node. It knows neither times nor code.
 """
@@ -34,8 +38,8 @@ _LONGEST = 400
 
 def find_crash(observed: Observed) -> str:
     """Return a sentence about a pod of the open attempt that has failed right after its start; empty without one."""
-    pods = (pod for pod in pods_of_open_attempt(observed) if not has_condition(pod, "DisruptionTarget"))
-    return next((sentence for pod in pods for sentence in _crashes_of(pod)), "")
+    sentences = (sentence for pod in pods_of_open_attempt(observed) for sentence in _crashes_of(pod))
+    return next(sentences, "")
 
 
 def failed_containers(pod: Object) -> list[tuple[str, Object]]:
@@ -75,7 +79,7 @@ def ended_by_deletion(pod: Object, ended: Object) -> bool:
 def reason_of_pod(pod: Object) -> str:
     """Return why the cluster has ended a pod, such as an eviction, with the kubelet's message."""
     status = pod["status"]
-    return f"{status['reason']}: {str(status.get('message') or '')[:_LONGEST]}"
+    return f"{status['reason']}: {str(status.get('message') or '')[:_LONGEST].strip()}"
 
 
 def is_crashing(draft: Draft) -> bool:
@@ -133,7 +137,10 @@ def _running_since(pod: Object) -> float | None:
 def _crashes_of(pod: Object) -> Iterator[str]:
     ended, name = failed_containers(pod), f"pod {pod['metadata']['name']}"
     reason = (pod.get("status") or {}).get("reason")
-    if reason in _NO_CRASHES:
+    if reason == _EVICTED and _OWN_USAGE.search(reason_of_pod(pod)):
+        yield f"{name}: {reason_of_pod(pod)}"
+        return
+    if reason in _NO_CRASHES or has_condition(pod, "DisruptionTarget"):
         return
     crashed = (words for words, state in ended if _ran_shortly(state) and not ended_by_deletion(pod, state))
     yield from (f"{name}: {words}" for words in crashed)

@@ -289,6 +289,28 @@ def test_pod_that_the_cluster_stops_is_no_crash(reason: str) -> None:
     assert stalled(cluster) == ("False", "NotBlocked")
 
 
+@pytest.mark.parametrize(
+    ("message", "is_own"),
+    [
+        ('Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". ', True),
+        ('Container ray-head exceeded its local ephemeral storage limit "1Gi". ', True),
+        ("Pod ephemeral local storage usage exceeds the total limit of containers 2Gi. ", True),
+        ("The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi. ", False),
+    ],
+)
+def test_pod_that_is_evicted_for_its_own_storage_is_a_crash(message: str, is_own: bool) -> None:
+    """The next pod is evicted, too."""
+    cluster, operator = starting_job()
+    evicted = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
+    replace_head(cluster, HEAD, failed(cluster, 600, reason="Evicted", message=message, conditions=[evicted]))
+    operator.settle()
+    if is_own:
+        shown = condition(cluster, "Stalled")["message"]
+        assert shown == f"pod {HEAD}: Evicted: {message.strip().rstrip('.')}: {fixes.STORAGE_LIMIT}"
+    else:
+        assert stalled(cluster) == ("False", "NotBlocked")
+
+
 def test_pod_that_the_node_rejects_is_a_crash() -> None:
     cluster, operator = starting_job()
     rejected = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no GPU is healthy"}
