@@ -46,6 +46,7 @@ class _Known:
         self._workers = sum(map(_is_worker, pods))
         self._last_head = _last_creation(pod for pod in of_attempt if not _is_worker(pod))
         self._last_worker = _last_creation(pod for pod in of_attempt if _is_worker(pod))
+        self._missing_workers = int(observed.job["spec"]["cluster"]["workers"]) - sum(map(_is_worker, of_attempt))
         self._started_pods = {pod["metadata"]["name"] for pod in observed.pods if not _is_pending(pod)}
         self._submitted = {each["metadata"]["name"] for each in observed.ray_jobs if is_submitted(each)}
         self._clusters = {(each.get("status") or {}).get("rayClusterName") for each in observed.ray_jobs} - {None, ""}
@@ -72,7 +73,8 @@ class _Known:
     def _is_created(self, warning: ClusterWarning) -> bool:
         """Whether KubeRay has created what the warning is about. It creates the Service of a RayCluster before the
         pods, and that of a RayJob before it submits the job. A pod that was created after the warning shows that the
-        refusal is over, also when the pod is lost now.
+        refusal is over, also when the pod is lost now: but of workers not while one is missing, which may be refused
+        still. KubeRay repeats an Event every five minutes only.
         """
         reported = math.inf if warning.time is None else warning.time
         match warning.kind, warning.reason:
@@ -80,7 +82,7 @@ class _Known:
                 return self._pods > self._workers or self._last_head > reported
             case _, "FailedToCreateWorkerPod":
                 all_workers = self._workers >= int(self._job["spec"]["cluster"]["workers"])
-                return all_workers or self._last_worker > reported
+                return all_workers or (self._last_worker > reported and self._missing_workers <= 0)
             case "RayJob", "FailedToCreateService":
                 return warning.name in self._submitted
             case _, "FailedToCreateRayCluster" | "FailedToCreateService":

@@ -152,6 +152,19 @@ def test_refusal_before_a_pod_that_is_lost_now_is_over(
     assert blocker(cluster, refused) is Reason.FORBIDDEN, "it is not known when"
 
 
+def test_worker_that_is_replaced_does_not_hide_that_another_one_is_refused() -> None:
+    """KubeRay repeats its Event every five minutes only."""
+    cluster, _ = started_job(spec__cluster__workers=2)
+    start_pods_without_status(cluster)
+    worker = cluster.pods[f"{RAY_JOB}-worker"]
+    worker["metadata"]["creationTimestamp"] = format_time(cluster.now)
+    refused = replace(refusal("FailedToCreateWorkerPod"), time=cluster.now - 1)
+    assert blocker(cluster, refused) is Reason.FORBIDDEN
+    lost = {**worker, "metadata": {**worker["metadata"], "deletionTimestamp": format_time(cluster.now)}}
+    cluster.pods["lost"] = lost
+    assert blocker(cluster, refused) is None, "KubeRay replaces it when it is gone"
+
+
 def test_service_of_a_ray_job_blocks_the_job_until_it_is_submitted() -> None:
     cluster, _ = started_job(**ONE_WORKER)
     start_pods_without_status(cluster)
