@@ -26,6 +26,7 @@ _EXIT_CODE = re.compile(r"exit code (-?\d{1,3})\b")
 _WHERE_TO_READ_MORE = "The last lines of the driver's log are in the RayJob's status.message."
 """They may quote records, so they are never copied. A user who may read RayJobs reads them there."""
 SLOW_STEP = "no step was charged within"
+SLOW_FIRST_STEPS = "the first steps were not over within"
 """The first words of the message of an attempt that charges no step in time."""
 _LONGEST_MESSAGE = 512
 _LONGEST_NAME = 253
@@ -91,7 +92,11 @@ def assess(ray_job: Object, ledger: LedgerStatus | None, number: int, now: float
         return Assessment(AttemptState.STARTING, Reason.STARTING)  # also after a time in the queue
     started = parse_time((status.get("rayJobInfo") or {}).get("startTime") or status.get("startTime"))
     if acquired and ledger is not None and _steps_charged(ledger, number):
-        return _assess_steps(started, parse_time(ledger.progress.last_update_time), now, stall_seconds)
+        stepped = parse_time(ledger.progress.last_update_time)
+        created = parse_time(ray_job["metadata"].get("creationTimestamp"))
+        if stepped is not None and created is not None and stepped < created:
+            stepped = None  # of an earlier attempt
+        return _assess_steps(started, stepped, now, stall_seconds)
     return _unless_stalled(Assessment(AttemptState.STARTING, Reason.STARTING), started, "start", now, stall_seconds)
 
 
@@ -233,14 +238,14 @@ def _assess_steps(started: float | None, stepped: float | None, now: float, stal
     Args:
         started: when KubeRay started the RayJob. It starts it again when a queue admits it again, and the time in the
             queue does not count.
-        stepped: when the last step of the job was over. The ledger gets this time with the charge of the steps that
-            follow. So it has none while the first steps of a job run: the load before them, which is limited too, may
-            have taken all of its time.
+        stepped: when the last step of the attempt was over. The ledger gets this time with the charge of the steps
+            that follow. So it has none while the first steps run: the load before them, which is limited too, may have
+            taken all of its time.
     """
     training = Assessment(AttemptState.RUNNING, Reason.TRAINING)
     if stepped is None:
-        loaded = None if started is None else started + stall_seconds
-        return _unless_stalled(training, loaded, "first charge", now, stall_seconds)
+        text = f"{SLOW_FIRST_STEPS} {2 * stall_seconds} s of the start, twice the chart's value stallSeconds"
+        return _unless_late(training, started, 2 * stall_seconds, text, now)
     if started is not None and started > stepped:
         return _unless_stalled(training, started, "start", now, stall_seconds)
     return _unless_stalled(training, stepped, "last step", now, stall_seconds)
@@ -253,14 +258,20 @@ def _unless_stalled(
     may take as long as a charge may.
 
     Args:
-        since: the time from which the limit counts (seconds since the epoch). None: there is none.
-        last: what happened then.
+        last: what happened at `since`.
+    """
+    text = f"{SLOW_STEP} {stall_seconds} s of the {last}, the limit of the chart's value stallSeconds"
+    return _unless_late(assessment, since, stall_seconds, text, now)
+
+
+def _unless_late(assessment: Assessment, since: float | None, limit: int, text: str, now: float) -> Assessment:
+    """Return `assessment`, or that of an attempt that has failed: `limit` seconds after `since` (seconds since the
+    epoch; None: there is no limit). `text` says so.
     """
     if since is None:
         return assessment
-    if now < since + stall_seconds:
-        return replace(assessment, wake=since + stall_seconds)
-    text = f"{SLOW_STEP} {stall_seconds} s of the {last}, the limit of the chart's value stallSeconds"
+    if now < since + limit:
+        return replace(assessment, wake=since + limit)
     return Assessment(AttemptState.FAILED, Reason.WORKER_LOST, text)
 
 
