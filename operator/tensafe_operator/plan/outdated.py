@@ -46,7 +46,7 @@ class _Known:
         self._workers = sum(map(_is_worker, pods))
         self._last_head = _last_creation(pod for pod in of_attempt if not _is_worker(pod))
         self._last_worker = _last_creation(pod for pod in of_attempt if _is_worker(pod))
-        self._missing_workers = int(observed.job["spec"]["cluster"]["workers"]) - sum(map(_is_worker, of_attempt))
+        self._workers_with_lost = sum(map(_is_worker, of_attempt))
         self._started_pods = {pod["metadata"]["name"] for pod in observed.pods if not _is_pending(pod)}
         self._submitted = {each["metadata"]["name"] for each in observed.ray_jobs if is_submitted(each)}
         self._clusters = {(each.get("status") or {}).get("rayClusterName") for each in observed.ray_jobs} - {None, ""}
@@ -81,8 +81,9 @@ class _Known:
             case _, "FailedToCreateHeadPod":
                 return self._pods > self._workers or self._last_head > reported
             case _, "FailedToCreateWorkerPod":
-                all_workers = self._workers >= int(self._job["spec"]["cluster"]["workers"])
-                return all_workers or (self._last_worker > reported and self._missing_workers <= 0)
+                desired = int(self._job["spec"]["cluster"]["workers"])
+                none_is_missing = self._workers_with_lost >= desired
+                return self._workers >= desired or (self._last_worker > reported and none_is_missing)
             case "RayJob", "FailedToCreateService":
                 return warning.name in self._submitted
             case _, "FailedToCreateRayCluster" | "FailedToCreateService":
