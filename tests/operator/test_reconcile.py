@@ -145,6 +145,7 @@ def test_job_with_256_workers_starts_blocks_and_runs_with_few_requests(
     cluster: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the pods are ready, the others pend, and one of those lacks its Secret."""
+    cluster.now = time.time()  # KubeRay's times are compared with it
     monkeypatch.setattr(CountingClient, "requests", [])
     cluster.apply(spec__cluster__workers=256)
     cluster.reconcile()
