@@ -7,7 +7,6 @@ The API server drops no annotation. So each ledger has one with the digest of it
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from pydantic import ValidationError
 
 from tensafe_api import fixes
 from tensafe_api.resources.ledger import PrivacyLedgerSpec
+from tensafe_api.statement import digest
 
 SPEC_DIGEST_ANNOTATION = "tensafe.io/spec-digest"
 LOST_FIELDS = (
@@ -30,7 +30,7 @@ def spec_digest(spec: PrivacyLedgerSpec) -> str:
     release may add fields, for which the API server fills in their defaults.
     """
     fields = spec.model_dump(by_alias=True, mode="json", exclude_defaults=True)
-    return f"sha256:{hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()}"
+    return digest(json.dumps(fields, sort_keys=True).encode())
 
 
 def has_lost_fields(ledger: Mapping[str, Any]) -> bool:

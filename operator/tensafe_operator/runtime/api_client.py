@@ -306,10 +306,8 @@ class ApiClient:
     async def _find_one(self, kind: str, namespace: str | None, name: str) -> Manifest | None:
         try:
             return await self._request("GET", self._resources[kind].path(namespace, name))
-        except UnknownKind:
-            raise
         except ApiError as error:
-            if error.status == NOT_FOUND:
+            if error.status == NOT_FOUND and not isinstance(error, UnknownKind):
                 return None
             raise
 
