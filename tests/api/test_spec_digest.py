@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from e2e.platform.fixtures.ledger_objects import SPEC
+from e2e.platform.fixtures.rule_examples import EARLIER_STEPS
 from tensafe_api.resources.ledger import PrivacyLedgerSpec
 from tensafe_api.spec_digest import SPEC_DIGEST_ANNOTATION, has_lost_fields, spec_digest
 
-EARLIER = [{"sampleRate": "0.01", "noiseMultiplier": "1", "steps": 9}]
 OPTIONAL: dict[str, Any] = {
     "lineage": "clinic/notes",
     "evaluation": "Public",
@@ -27,7 +27,7 @@ def ledger(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def whole() -> dict[str, Any]:
-    mechanism = {**SPEC["mechanism"], "earlierSteps": EARLIER, "adjacency": "ZeroOut"}
+    mechanism = {**SPEC["mechanism"], "earlierSteps": EARLIER_STEPS, "adjacency": "ZeroOut"}
     return ledger({**SPEC, **OPTIONAL, "mechanism": mechanism})
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from e2e.platform.fixtures.ledger_objects import SPEC
+from e2e.platform.fixtures.rule_examples import EARLIER_STEPS
 from tensafe_api.resources.ledger import PrivacyLedgerSpec
 from tensafe_api.spec_digest import SPEC_DIGEST_ANNOTATION, spec_digest
 from tensafe_kubectl.errors import CommandError
@@ -17,8 +18,7 @@ from tensorguard.verification.ledgers import find_cluster_ledger
 
 def shortened() -> dict[str, Any]:
     """A ledger that was opened with earlier steps, and has none now."""
-    earlier = [{"sampleRate": "0.01", "noiseMultiplier": "1", "steps": 9}]
-    whole = {**SPEC, "mechanism": {**SPEC["mechanism"], "earlierSteps": earlier}}
+    whole = {**SPEC, "mechanism": {**SPEC["mechanism"], "earlierSteps": EARLIER_STEPS}}
     recorded = spec_digest(PrivacyLedgerSpec.model_validate(whole, by_name=False))
     metadata = {"name": "triage", "uid": "u", "annotations": {SPEC_DIGEST_ANNOTATION: recorded}}
     return {"metadata": metadata, "spec": SPEC}

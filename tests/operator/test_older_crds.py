@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -39,6 +41,17 @@ def warnings(plane: OperatorHarness, name: str) -> list[str]:
     return [each["message"] for each in found["items"]]
 
 
+def start_job(plane: OperatorHarness, changes: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """Start the operator and the job `one`; return the job."""
+    plane.start()
+    plane.operator()
+    plane.apply("one", changes=changes)
+    plane.wait_until(lambda: plane.started("one"))
+    job = plane.get("tsj", "one")
+    assert job is not None
+    return job
+
+
 def rewrite(plane: OperatorHarness, kind: str, name: str) -> None:
     """Store an object as the API server returns it, as the migration to another storage version does."""
     found = plane.get(kind, name)
@@ -48,12 +61,7 @@ def rewrite(plane: OperatorHarness, kind: str, name: str) -> None:
 def test_job_and_ledger_that_were_rewritten_under_older_crds_are_never_counted(tmp_path: Any) -> None:
     plane = OperatorHarness(tmp_path)
     try:
-        plane.start()
-        plane.operator()
-        plane.apply("one", changes=STARTED_FROM)
-        plane.wait_until(lambda: plane.started("one"))
-        before = plane.get("tsj", "one")
-        assert before is not None
+        before = start_job(plane, STARTED_FROM)
         ledger = before["status"]["ledgerName"]
 
         plane.operators[0].kill()
@@ -76,12 +84,7 @@ def test_job_and_ledger_that_were_rewritten_under_older_crds_are_never_counted(t
 def test_ledgers_that_are_not_served_are_not_lost(tmp_path: Any) -> None:
     plane = OperatorHarness(tmp_path)
     try:
-        plane.start()
-        plane.operator()
-        plane.apply("one")
-        plane.wait_until(lambda: plane.started("one"))
-        before = plane.get("tsj", "one")
-        assert before is not None
+        before = start_job(plane)
 
         plane.operators[0].kill()
         unserved = custom_resource_definition(LEDGERS)
@@ -109,12 +112,8 @@ def test_ledgers_that_are_not_served_are_not_lost(tmp_path: Any) -> None:
 def test_no_figure_falls_and_no_job_starts_until_the_crds_are_back(tmp_path: Any) -> None:
     plane = OperatorHarness(tmp_path)
     try:
-        plane.start()
-        plane.operator()
-        plane.apply("one", changes=STARTED_FROM)
-        plane.wait_until(lambda: plane.started("one"))
-        before = plane.get("tsj", "one")
-        assert before is not None and before["spec"]["lora"]["initFrom"]["earlierSteps"]
+        before = start_job(plane, STARTED_FROM)
+        assert before["spec"]["lora"]["initFrom"]["earlierSteps"]
 
         install_older_crds(plane)
         ledger = before["status"]["ledgerName"]

@@ -8,6 +8,7 @@ import pytest
 
 from e2e.platform.fakes.ledger_server import LedgerServer
 from e2e.platform.fixtures.ledger_objects import SPEC
+from e2e.platform.fixtures.rule_examples import EARLIER_STEPS
 from tensafe_api.resources.ledger import PrivacyLedgerSpec
 from tensafe_api.spec_digest import SPEC_DIGEST_ANNOTATION, spec_digest
 from tensorguard.ledger import kubernetes
@@ -216,8 +217,7 @@ def test_signer_that_older_crds_drop_accuses_no_other_process_and_another_checkp
 
 def test_ledger_that_has_lost_fields_of_its_spec_is_not_acquired() -> None:
     server = LedgerServer()
-    earlier = [{"sampleRate": "0.01", "noiseMultiplier": "1", "steps": 9}]
-    whole = {**SPEC, "mechanism": {**SPEC["mechanism"], "earlierSteps": earlier}}
+    whole = {**SPEC, "mechanism": {**SPEC["mechanism"], "earlierSteps": EARLIER_STEPS}}
     recorded = spec_digest(PrivacyLedgerSpec.model_validate(whole, by_name=False))
     server.object["metadata"]["annotations"] = {SPEC_DIGEST_ANNOTATION: recorded}
     server.object["spec"] = SPEC
