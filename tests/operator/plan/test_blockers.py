@@ -6,22 +6,12 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import FakeCluster, condition, running_job, started_job
-from tensafe_api import fixes
+from e2e.platform.fixtures.blocked_pods import UNSCHEDULABLE, observe, pod, waiting_pod
+from e2e.platform.fixtures.fake_cluster import condition, running_job, started_job
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.timestamps import format_time
-from tensafe_operator import names
 from tensafe_operator.plan.blockers import count_ready_workers, find_blocker, starting_state
 from tensafe_operator.plan.observed import ClusterWarning, Observed
-
-
-def pod(**status: Any) -> dict[str, Any]:
-    return {"metadata": {"name": "w-1", "labels": {"ray.io/node-type": "worker"}}, "status": status}
-
-
-def waiting_pod(reason: str, message: str = "") -> dict[str, Any]:
-    state = {"waiting": {"reason": reason, "message": message}}
-    return pod(containerStatuses=[{"name": "ray", "image": "registry/none:1", "state": state}])
 
 
 def crash_loop(exit_code: int, reason: str) -> dict[str, Any]:
@@ -31,23 +21,21 @@ def crash_loop(exit_code: int, reason: str) -> dict[str, Any]:
     return found
 
 
-def observe(
-    *pods: dict[str, Any], warnings: tuple[ClusterWarning, ...] = (), kuberay: bool = True, guarded: bool = True
-) -> Observed:
-    return Observed(FakeCluster.with_job().job, pods=pods, warnings=warnings, kuberay=kuberay, guarded=guarded)
-
-
 def unknown_field(path: str) -> ClusterWarning:
     text = f'RayJob in version "v1" cannot be handled as a RayJob: strict decoding error: unknown field "{path}"'
     return ClusterWarning("RayJob", "claims-triage-a1", Reason.FORBIDDEN, text)
 
 
 _TEMPLATE = "spec.rayClusterSpec.workerGroupSpecs[0].template.spec"
-_UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
-_FITS = {**_UNSCHEDULABLE, "reason": "Schedulable", "message": "Pod clinic/w-1 can possibly be assigned to n-1"}
+
+
+_FITS = {**UNSCHEDULABLE, "reason": "Schedulable", "message": "Pod clinic/w-1 can possibly be assigned to n-1"}
 """How Volcano reports a pod that fits on a node and waits for the others of its group."""
 
+
 _PODS_REFUSED = "FailedToCreateHeadPod"
+
+
 _MISSING_SECRET = {"reason": "CreateContainerConfigError", "message": 'secret "later" not found'}
 
 
@@ -118,8 +106,8 @@ _MISSING_SECRET = {"reason": "CreateContainerConfigError", "message": 'secret "l
             Reason.CONTAINER_REFUSED,
             "subPath",
         ),
-        (observe(pod(conditions=[_UNSCHEDULABLE])), Reason.UNSCHEDULABLE, "no GPU"),
-        (observe(pod(conditions=[_FITS]), pod(conditions=[_UNSCHEDULABLE])), Reason.UNSCHEDULABLE, "no GPU"),
+        (observe(pod(conditions=[UNSCHEDULABLE])), Reason.UNSCHEDULABLE, "no GPU"),
+        (observe(pod(conditions=[_FITS]), pod(conditions=[UNSCHEDULABLE])), Reason.UNSCHEDULABLE, "no GPU"),
         (
             observe(warnings=(ClusterWarning("Pod", "w-1", "FailedMount", 'secret "s3-keys" not found'),)),
             Reason.SECRET_MISSING,
@@ -193,23 +181,6 @@ def test_container_that_is_being_created_is_not_blocked(waiting: dict[str, str])
     assert find_blocker(observe(pod(containerStatuses=[{"name": "ray", "state": {"waiting": waiting}}]))) is None
 
 
-UNSIGNED = "image pull failed for registry/none:1 because the signature validation failed: no signatures found"
-
-
-@pytest.mark.parametrize(
-    ("reason", "message"),
-    [
-        ("SignatureValidationFailed", UNSIGNED),
-        ("ImagePullBackOff", f'Back-off pulling image "registry/none:1": SignatureValidationFailed: {UNSIGNED}'),
-    ],
-)
-def test_image_that_is_not_signed_has_a_fix_of_its_own(reason: str, message: str) -> None:
-    """As with the policy of CRI-O: to push the image again does not help."""
-    state = starting_state(observe(waiting_pod(reason, message)), Phase.STARTING)
-    assert state.reason is Reason.IMAGE_PULL_FAILED
-    assert state.message == f"pod w-1: registry/none:1: {reason}: {message}: {fixes.IMAGE_UNSIGNED}"
-
-
 def test_message_of_a_kubelet_is_one_short_line() -> None:
     state = starting_state(
         observe(waiting_pod("CreateContainerError", "no\n\x1b[31mdevice" + 5000 * "!")), Phase.STARTING
@@ -239,24 +210,6 @@ def test_container_that_is_created_at_a_later_try_leaves_no_stall() -> None:
     assert (condition(cluster, "Stalled")["status"], cluster.status["phase"]) == ("False", "Starting")
 
 
-@pytest.mark.parametrize(
-    ("requested", "fix"),
-    [
-        ("count/rayjobs.ray.io=1", fixes.QUOTA_OF_OBJECTS),
-        ("secrets=1", fixes.QUOTA_OF_OBJECTS),
-        ("count/pods=1", fixes.QUOTA_OF_PODS),
-        ("pods=1", fixes.QUOTA_OF_PODS),
-        ("pods=1,requests.cpu=4", ""),
-        ("requests.cpu=4,pods=1", ""),
-    ],
-)
-def test_quota_of_objects_has_a_fix_that_names_no_resources(requested: str, fix: str) -> None:
-    text = f'"a1" is forbidden: exceeded quota: q, requested: {requested}, used: x, limited: x'
-    found = find_blocker(observe(warnings=(ClusterWarning("RayJob", "a1", Reason.FORBIDDEN, text),)))
-    assert found is not None and found.reason is Reason.QUOTA_EXCEEDED
-    assert found.fix == fix
-
-
 def test_worker_of_a_running_job_whose_container_is_not_created_stalls_it() -> None:
     cluster, operator = running_job()
     waiting = {"reason": "CreateContainerError", "message": "failed to inject CDI devices"}
@@ -273,10 +226,6 @@ def test_volume_that_cannot_be_mounted_is_not_a_missing_secret() -> None:
     assert find_blocker(observe(warnings=(warning,))) is None
 
 
-def test_fix_for_a_root_image_names_the_field() -> None:
-    assert "cluster.securityContext.runAsUser" in Reason.ROOT_IMAGE.fix
-
-
 def test_running_pods_are_not_blocked() -> None:
     running = pod(phase="Running", conditions=[{"type": "Ready", "status": "True"}])
     assert find_blocker(observe(running)) is None
@@ -288,106 +237,6 @@ def test_warning_about_a_pod_counts_until_the_pod_has_started(phase: str, found:
     """The last warning about a pod stays known for as long as the pod, also when its Secret was created meanwhile."""
     warning = ClusterWarning("Pod", "w-1", "FailedMount", 'secret "s3-keys" not found')
     assert (find_blocker(observe(pod(phase=phase), warnings=(warning,))) is not None) == found
-
-
-@pytest.mark.parametrize(
-    ("object_", "fix"),
-    [
-        ('secret "claims-triage-11111111-key-0123abcd" not found', "cannot be restored. Create a new job."),
-        ('secret "claims-triage-a1-tls-0123abcd" not found', "the next attempt gets a new one."),
-        ("couldn't find key ray.token in Secret clinic/claims-triage-a1-tls-0", "the next attempt gets a new one."),
-        ('configmap "claims-triage-a1-0123456789ab" not found', "the next attempt gets a new one."),
-        ('secret "hub" not found', "Create the object or the key in the message"),
-    ],
-)
-def test_missing_object_of_the_operator_has_a_fix_that_a_user_can_follow(object_: str, fix: str) -> None:
-    cluster, operator = started_job()
-    cluster.start_pods()
-    for each in cluster.pods.values():
-        waiting = {"reason": "CreateContainerConfigError", "message": object_}
-        each["status"] = {"phase": "Pending", "containerStatuses": [{"name": "ray", "state": {"waiting": waiting}}]}
-    for each in cluster.ray_jobs.values():
-        each["status"] = {"jobDeploymentStatus": "Initializing"}
-    operator.settle()
-    stalled = condition(cluster, "Stalled")
-    assert stalled["reason"] == "SecretMissing"
-    assert object_ in stalled["message"] and fix in stalled["message"]
-
-
-def test_secret_that_cert_manager_does_not_issue_has_a_fix_of_its_own() -> None:
-    """As with a misspelt issuer: the next attempt would wait for its own Secret in the same way."""
-    cluster, operator = started_job()
-    cluster.start_pods()
-    (ray_job,) = cluster.ray_jobs.values()
-    ray_job["status"] = {"jobDeploymentStatus": "Initializing"}
-    issued = names.authority_name(ray_job["metadata"]["annotations"][names.TLS_SECRET])
-    waiting = {"reason": "CreateContainerConfigError", "message": f'secret "{issued}" not found'}
-    containers = [{"name": "certificate", "state": {"waiting": waiting}}]
-    cluster.pods["claims-triage-a1-head"]["status"] = {"phase": "Pending", "initContainerStatuses": containers}
-    operator.settle()
-    stalled = condition(cluster, "Stalled")
-    assert stalled["reason"] == "SecretMissing"
-    assert stalled["message"].endswith(f'secret "{issued}" not found: {fixes.CERTIFICATE}')
-    waiting["message"] = f"couldn't find key tls.crt in Secret clinic/{issued}"
-    operator.settle()
-    assert condition(cluster, "Stalled")["message"].endswith(f"clinic/{issued}: {fixes.CERTIFICATE}")
-
-
-def test_certificate_without_cert_manager_has_a_fix_of_its_own() -> None:
-    warning = ClusterWarning("Certificate", "claims-triage-a1-tls-0123abcd-ca", "Forbidden", "404 page not found")
-    state = starting_state(Observed(FakeCluster.with_job().job, warnings=(warning,)), Phase.STARTING)
-    assert state.reason is Reason.FORBIDDEN
-    assert state.message.endswith(fixes.CERT_MANAGER)
-
-
-@pytest.mark.parametrize(
-    ("account", "cause", "fix"),
-    [
-        ("trainer", 'serviceaccount "trainer" not found', "Create this service account in the job's namespace"),
-        (None, 'serviceaccount "claims-triage-1a2b" not found', "the next attempt gets a new one."),
-        ("trainer", "no PriorityClass with name batch was found", "correct spec.cluster or its profile"),
-        ("trainer", 'pod rejected: RuntimeClass "gvisor" not found', "correct spec.cluster"),
-        ("trainer", "maximum memory usage per Container is 4Gi, but limit is 8Gi", "Change the LimitRange"),
-        (
-            "trainer",
-            'Pod "x-head" is invalid: spec.containers[0].resources.requests: Invalid value: "2": must be less than or '
-            "equal to cpu limit of 1",
-            "Change the LimitRange",
-        ),
-        (
-            "trainer",
-            'Pod "x-worker" is invalid: spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.'
-            'nodeSelectorTerms[0].matchExpressions[0].operator: Invalid value: "Foo": not a valid selector operator',
-            "Suspend the job, correct the fields in the message",
-        ),
-        ("trainer", "denied by policy", "repair the policy or the webhook in the message"),
-    ],
-)
-def test_refused_pod_has_the_fix_of_its_cause(account: str | None, cause: str, fix: str) -> None:
-    """As KubeRay reports what the API server's admission answers."""
-    job = FakeCluster.with_job(spec__cluster__serviceAccountName=account).job
-    warning = ClusterWarning("RayCluster", "a1", "FailedToCreateWorkerPod", f"pods is forbidden: {cause}")
-    state = starting_state(Observed(job, warnings=(warning,)), Phase.STARTING)
-    assert state.reason is Reason.FORBIDDEN
-    assert cause in state.message and fix in state.message
-
-
-@pytest.mark.parametrize(
-    ("cause", "fix"),
-    [
-        ('persistentvolumeclaim "data" not found. not found', "Create this PersistentVolumeClaim"),
-        ("pod has unbound immediate PersistentVolumeClaims", "a StorageClass that provisions"),
-        ("1 node(s) didn't match Pod's node affinity/selector", "change nodeSelector, tolerations and affinity"),
-        ("1 node(s) had untolerated taint {gpu: true}", "change nodeSelector, tolerations and affinity"),
-        ("pod group is not ready, 3 Pending, 3 minAvailable", "Free resources in the queue or on the nodes"),
-        ("1 Insufficient cpu, 2 node(s) had untolerated taint {gpu: true}", "lower the resources in cluster.worker"),
-    ],
-)
-def test_pod_that_no_node_takes_has_the_fix_of_its_cause(cause: str, fix: str) -> None:
-    condition = {**_UNSCHEDULABLE, "message": f"0/3 nodes are available: {cause}"}
-    state = starting_state(observe(pod(conditions=[condition])), Phase.STARTING)
-    assert state.reason is Reason.UNSCHEDULABLE
-    assert cause in state.message and fix in state.message
 
 
 def test_event_of_a_megabyte_is_searched_in_a_moment() -> None:

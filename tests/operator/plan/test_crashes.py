@@ -1,4 +1,4 @@
-"""A pod that fails right after its start is replaced by KubeRay at once and without end."""
+"""Which pods count as failed right after their start: KubeRay replaces them at once and without end."""
 
 from __future__ import annotations
 
@@ -8,81 +8,23 @@ from typing import Any
 import pytest
 
 from e2e.platform.fakes import statuses
-from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, running_job, started_job
+from e2e.platform.fixtures.failed_pods import (
+    HEAD,
+    NO_BASH,
+    ONE_WORKER,
+    failed,
+    replace_head,
+    stalled,
+    starting_job,
+    unstarted,
+)
+from e2e.platform.fixtures.fake_cluster import FakeCluster, condition, running_job
 from tensafe_api import fixes
 from tensafe_api.reasons import Reason
 from tensafe_api.timestamps import format_time
 from tensafe_operator.children.rayjob import GRACE_SECONDS
-from tensafe_operator.plan.crashes import CRASH_SECONDS
-from tensafe_operator.plan.pending import NODE_SECONDS
-
-ONE_WORKER = {"spec__cluster__workers": 1}
-NAME, HEAD = "claims-triage-a1", "claims-triage-a1-head"
 
 ISSUED = "no certificate: cert-manager issued a certificate that may not issue others (isCA)"
-
-
-def starting_job() -> tuple[FakeCluster, FakeOperator]:
-    cluster, operator = started_job(**ONE_WORKER)
-    cluster.start_pods()
-    cluster.ray_jobs[NAME]["status"] = statuses.initializing("claims-triage-a1-x", format_time(cluster.now))
-    return cluster, operator
-
-
-def failed(cluster: FakeCluster, seconds: float = 1.0, *, phase: str = "Failed", **more: Any) -> dict[str, Any]:
-    """The status of a pod whose container ran for so long."""
-    ended = {
-        "exitCode": 127,
-        "reason": "Error",
-        "startedAt": format_time(cluster.now - seconds),
-        "finishedAt": format_time(cluster.now),
-    }
-    return {"phase": phase, "containerStatuses": [{"name": "ray-head", "state": {"terminated": ended}}], **more}
-
-
-NO_BASH = 'exec: "bash": executable file not found in $PATH'
-
-
-def unstarted(cluster: FakeCluster, started: str = "1970-01-01T00:00:00Z", **more: Any) -> dict[str, Any]:
-    """The status of a pod whose container a node could not start, as the kubelet takes it over from containerd."""
-    ended = {"exitCode": 128, "reason": "StartError", "startedAt": started, "message": NO_BASH}
-    ended |= {"finishedAt": format_time(cluster.now), **more}
-    return {"phase": "Failed", "containerStatuses": [{"name": "ray-head", "state": {"terminated": ended}}]}
-
-
-def running_pod(cluster: FakeCluster) -> dict[str, Any]:
-    """The status of a pod whose container has started now, and that is not ready."""
-    running = {"running": {"startedAt": format_time(cluster.now)}}
-    return {"phase": "Running", "containerStatuses": [{"name": "ray-worker", "state": running}]}
-
-
-def replace_head(cluster: FakeCluster, name: str, status: dict[str, Any]) -> None:
-    (old,) = (each for each, pod in cluster.pods.items() if pod["metadata"]["labels"]["ray.io/node-type"] == "head")
-    pod = cluster.pods.pop(old)
-    cluster.pods[name] = {"metadata": {**pod["metadata"], "name": name}, "status": status}
-
-
-def stalled(cluster: FakeCluster) -> tuple[str, str]:
-    found = condition(cluster, "Stalled")
-    return found["status"], found["reason"]
-
-
-def test_crash_is_reported_once_until_all_pods_are_ready() -> None:
-    cluster, operator = starting_job()
-    replace_head(cluster, "head-1", failed(cluster))
-    operator.settle()
-    assert stalled(cluster) == ("True", "CrashLoop")
-    message = condition(cluster, "Stalled")["message"]
-    assert "pod head-1: container ray-head ended with exit code 127 (Error)" in message
-    before = cluster.status
-    for number in range(2, 5):
-        for status in ({"phase": "Pending"}, failed(cluster)):
-            replace_head(cluster, f"head-{number}", status)
-            operator.settle()
-            assert cluster.status == before, "a new pod every second must not cause a write every second"
-    replace_head(cluster, HEAD, statuses.ready_pod())
-    operator.settle()
-    assert stalled(cluster) == ("False", "NotBlocked")
 
 
 @pytest.mark.parametrize("started", ["1970-01-01T00:00:00Z", "1754-08-30T22:43:41Z"])
@@ -211,6 +153,8 @@ def with_gate(status: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
 
 
 GATE_RUNS: dict[str, Any] = {"running": {}}
+
+
 GATE_KILLED = {"terminated": {"exitCode": 137, "reason": "Error"}}
 
 
@@ -318,109 +262,3 @@ def test_pod_that_the_node_rejects_is_a_crash() -> None:
     operator.settle()
     assert stalled(cluster) == ("True", "CrashLoop")
     assert f"pod {HEAD}: UnexpectedAdmissionError: no GPU is healthy" in condition(cluster, "Stalled")["message"]
-
-
-def test_other_blocker_that_follows_a_crash_is_reported() -> None:
-    cluster, operator = starting_job()
-    replace_head(cluster, "head-1", failed(cluster))
-    operator.settle()
-    waiting = {"name": "ray-head", "image": "none:1", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
-    replace_head(cluster, "head-2", {"phase": "Pending", "containerStatuses": [waiting]})
-    operator.settle()
-    assert stalled(cluster) == ("True", "ImagePullFailed")
-
-
-def test_crash_is_reported_once_also_where_a_worker_has_no_node_for_long() -> None:
-    """After ten minutes, each new head caused two writes and two Events."""
-    cluster, operator = starting_job()
-    no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
-    no_room["lastTransitionTime"] = format_time(cluster.now)
-    cluster.pods["claims-triage-a1-worker"]["status"] = {"phase": "Pending", "conditions": [no_room]}
-    replace_head(cluster, "head-0", failed(cluster))
-    operator.settle()
-    before = cluster.status
-    cluster.now += 2 * NODE_SECONDS
-    for number in range(1, 4):
-        for status in ({"phase": "Pending"}, failed(cluster)):
-            replace_head(cluster, f"head-{number}", status)
-            operator.settle()
-            assert cluster.status == before and stalled(cluster) == ("True", "CrashLoop")
-
-
-def test_crash_does_not_hide_that_no_pod_finds_a_node() -> None:
-    """A driver was broken on all nodes, which an administrator has cordoned since."""
-    cluster, operator = starting_job()
-    replace_head(cluster, "head-1", failed(cluster))
-    operator.settle()
-    no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: cordoned"}
-    no_room["lastTransitionTime"] = format_time(cluster.now)
-    waiting = {"phase": "Pending", "conditions": [no_room]}
-    cluster.pods["claims-triage-a1-worker"]["status"] = waiting
-    replace_head(cluster, "head-2", waiting)
-    operator.settle()
-    assert stalled(cluster) == ("True", "CrashLoop"), "an autoscaler may add a node"
-    cluster.now += NODE_SECONDS
-    operator.settle()
-    assert stalled(cluster) == ("True", "Unschedulable")
-
-
-@pytest.mark.parametrize(
-    ("part", "change"),
-    [
-        ("metadata", {"deletionTimestamp": format_time(0)}),
-        ("status", {"conditions": [{"type": "DisruptionTarget", "status": "True"}]}),
-        ("status", {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}),
-    ],
-    ids=["deleted", "disrupted", "unschedulable"],
-)
-def test_crash_is_over_when_its_pod_runs_and_another_one_has_lost_its_node(part: str, change: dict[str, Any]) -> None:
-    """A worker ran out of memory once. Its replacement runs, and then the node of the head is lost."""
-    cluster, operator = starting_job()
-    worker = cluster.pods["claims-triage-a1-worker"]
-    worker["status"] = failed(cluster)
-    operator.settle()
-    cluster.pods[HEAD][part].update(change)
-    worker["status"] = running_pod(cluster)
-    operator.settle()
-    assert stalled(cluster) == ("True", "CrashLoop"), "it may fail again soon"
-    assert operator.wake == cluster.now + CRASH_SECONDS
-    cluster.now += CRASH_SECONDS
-    operator.settle()
-    assert stalled(cluster)[1] != "CrashLoop"
-
-
-def test_crash_is_not_over_while_its_pod_is_missing() -> None:
-    cluster, operator = starting_job()
-    del cluster.pods["claims-triage-a1-worker"]
-    replace_head(cluster, "head-1", failed(cluster))
-    operator.settle()
-    replace_head(cluster, "head-2", running_pod(cluster))
-    cluster.now += CRASH_SECONDS
-    operator.settle()
-    assert stalled(cluster) == ("True", "CrashLoop")
-
-
-def test_worker_of_a_running_job_that_crashes_stalls_it_until_it_is_ready() -> None:
-    cluster, operator = running_job(**ONE_WORKER)
-    worker = cluster.pods["claims-triage-a1-worker"]
-    before = worker["status"]
-    for status in (failed(cluster), {"phase": "Pending"}):
-        worker["status"] = status
-        operator.settle()
-        assert (cluster.status["phase"], stalled(cluster)) == ("Starting", ("True", "CrashLoop"))
-    worker["status"] = before
-    operator.settle()
-    assert (cluster.status["phase"], stalled(cluster)) == ("Running", ("False", "NotBlocked"))
-
-
-def test_next_attempt_starts_without_the_crash_of_the_last_one() -> None:
-    cluster, operator = starting_job()
-    replace_head(cluster, "head-1", failed(cluster))
-    operator.settle()
-    cluster.suspend(True)
-    operator.settle()
-    cluster.pods.clear()
-    cluster.suspend(False)
-    operator.settle()
-    assert cluster.created[-1] == "claims-triage-a2"
-    assert stalled(cluster) == ("False", "NotBlocked")
