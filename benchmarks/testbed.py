@@ -21,11 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from e2e.platform import versions
 from e2e.platform.controlplane import ControlPlane, free_ports
-from e2e.platform.fakes.kuberay import install_kuberay_crds
+from e2e.platform.fakes.kuberay import install_kuberay_crds, kuberay_command
 from e2e.platform.fixtures.roles import install_roles
-from e2e.platform.gotools import program
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = "reference"
@@ -211,15 +209,7 @@ class Testbed:
     def start_kuberay(self) -> tuple[MeasuredProcess, Callable[[], object]]:
         """Start KubeRay's operator as one sets it for many jobs; return the process, and a check of its readiness."""
         (port,) = free_ports(1)
-        command = [
-            str(program("kuberay", versions.KUBERAY_MODULE)),
-            f"--kubeconfig={self.plane.admin}",
-            f"--watch-namespace={REFERENCE}",
-            f"--reconcile-concurrency={KUBERAY_CONCURRENCY}",
-            "--enable-leader-election=false",
-            "--metrics-addr=0",
-            f"--health-probe-bind-address=127.0.0.1:{port}",
-        ]
+        command = [*kuberay_command(self.plane, REFERENCE, port), f"--reconcile-concurrency={KUBERAY_CONCURRENCY}"]
         started = MeasuredProcess(command, self.folder / "kuberay.log")
         self.processes.append(started)
         return started, lambda: get_page(port, "readyz")

@@ -10,7 +10,7 @@ from e2e.platform import versions
 from e2e.platform.api_server import ApiServer, Object, key_of
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fakes import statuses
-from e2e.platform.gotools import module_source
+from e2e.platform.gotools import module_source, program
 from tensafe_operator.names import RAY_CLUSTER_LABEL, RAY_NODE_TYPE
 
 
@@ -19,6 +19,18 @@ def install_kuberay_crds(plane: ControlPlane) -> None:
     folder = module_source("kuberay", versions.KUBERAY_MODULE) / "config" / "crd" / "bases"
     plane.kubectl("apply", "--server-side", "-f", str(folder))
     plane.wait_for_crds()
+
+
+def kuberay_command(plane: ControlPlane, namespace: str, port: int) -> list[str]:
+    """The command of KubeRay's own operator, for one namespace. Loopback's `port` has its health."""
+    return [
+        str(program("kuberay", versions.KUBERAY_MODULE)),
+        f"--kubeconfig={plane.admin}",
+        f"--watch-namespace={namespace}",
+        "--enable-leader-election=false",
+        "--metrics-addr=0",
+        f"--health-probe-bind-address=127.0.0.1:{port}",
+    ]
 
 
 class FakeKubeRay:
