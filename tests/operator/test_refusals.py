@@ -187,6 +187,16 @@ def test_webhook_that_does_not_answer_is_named_in_the_status(cluster: JobHarness
     assert cluster.condition("Stalled")["status"] == "False"
 
 
+def resume_without(cluster: JobHarness, **wrong: Any) -> None:
+    """Suspend the job, take out the wrong fields, and resume it. It must then start."""
+    cluster.apply(spec__suspend=True, **wrong)
+    cluster.reconcile()
+    cluster.apply(spec__suspend=False)
+    cluster.reconcile()
+    assert cluster.get("rayjob", "claims-triage-a1") is not None
+    assert cluster.condition("Stalled")["status"] == "False"
+
+
 def test_misspelt_field_that_kuberay_would_drop_stops_the_start(cluster: JobHarness) -> None:
     """The author would believe that the workers run on the nodes in the manifest."""
     misspelt = {"nodeAffinity": {"requiredDuringScheduling": {"nodeSelectorTerms": []}}}
@@ -197,12 +207,7 @@ def test_misspelt_field_that_kuberay_would_drop_stops_the_start(cluster: JobHarn
     assert "affinity.nodeAffinity.requiredDuringScheduling" in stalled["message"]
     assert stalled["message"].endswith(fixes.POD_FIELDS)
     assert cluster.get("rayjob", "claims-triage-a1") is None
-    cluster.apply(spec__suspend=True, spec__cluster__affinity=misspelt)
-    cluster.reconcile()
-    cluster.apply(spec__suspend=False)
-    cluster.reconcile()
-    assert cluster.get("rayjob", "claims-triage-a1") is not None
-    assert cluster.condition("Stalled")["status"] == "False"
+    resume_without(cluster, spec__cluster__affinity=misspelt)
 
 
 def test_object_that_is_invalid_is_tried_again_after_growing_waits(cluster: JobHarness) -> None:
@@ -227,11 +232,13 @@ def test_object_that_is_invalid_is_tried_again_after_growing_waits(cluster: JobH
 def test_placement_that_the_crd_of_ray_jobs_refuses_is_corrected_by_its_author(
     cluster: JobHarness, spec: dict[str, Any]
 ) -> None:
-    cluster.apply(**{f"spec__cluster__{name}": value for name, value in spec.items()})
+    wrong = {f"spec__cluster__{name}": value for name, value in spec.items()}
+    cluster.apply(**wrong)
     cluster.reconcile()
     stalled = cluster.condition("Stalled")
     assert stalled["reason"] == "Forbidden" and "is invalid" in stalled["message"]
     assert stalled["message"].endswith(fixes.POD_FIELDS)
+    resume_without(cluster, **wrong)
 
 
 def test_network_policy_that_cannot_exist_is_corrected_in_the_chart(cluster: JobHarness) -> None:
