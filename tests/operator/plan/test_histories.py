@@ -57,6 +57,7 @@ class Invariants:
             self.final, self.created = status, len(self.cluster.created)
         assert not self.cluster.overlapping, "an attempt started while pods were left"
         assert not self.cluster.keyless, "an attempt started after the key was deleted"
+        assert not self.cluster.conflicts, "the ConfigMap of an attempt has the name of another one"
         if self.cluster.created:
             assert status.get("ledgerUID"), "a RayJob was created before the ledger's UID was stored"
 

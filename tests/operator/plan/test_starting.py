@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, FakeOperator, condition, running_job, started_job
+from e2e.platform.fixtures.fake_cluster import (
+    SETTINGS,
+    FakeCluster,
+    FakeOperator,
+    Killed,
+    condition,
+    running_job,
+    started_job,
+)
 from tensafe_operator import names
 from tensafe_operator.children import access
 from tensafe_operator.plan import decide
@@ -34,6 +45,33 @@ def test_job_waits_for_kuberay_and_then_starts() -> None:
     cluster.kuberay = True
     operator.settle()
     assert cluster.created == ["claims-triage-a1"]
+
+
+def test_job_that_is_edited_during_its_start_gets_parameters_of_its_own() -> None:
+    """The ConfigMap with the earlier parameters is immutable. A quota may refuse the RayJob after it for a day."""
+    for died in itertools.count(1):
+        cluster = FakeCluster.with_job()
+        operator = FakeOperator(cluster)
+        with contextlib.suppress(Killed):
+            operator.reconcile(dies_after=died)
+        if cluster.created:
+            break
+        earlier = dict(cluster.parameters)
+        cluster.job["spec"]["retry"] = {"maxAttempts": 7}
+        cluster.job["metadata"]["generation"] += 1
+        operator.settle()
+        assert cluster.created == ["claims-triage-a1"] and not cluster.conflicts
+        assert condition(cluster, "Stalled")["status"] == "False"
+        assert mounted_parameters(cluster)["spec"]["retry"] == {"maxAttempts": 7}
+    assert earlier, "the operator was killed between the ConfigMap and the RayJob"
+
+
+def mounted_parameters(cluster: FakeCluster) -> dict[str, Any]:
+    """The job that the pods of the first attempt read."""
+    (ray_job,) = cluster.ray_jobs.values()
+    volumes = ray_job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["volumes"]
+    name = next(each["configMap"]["name"] for each in volumes if each["name"] == "job")
+    return dict(json.loads(cluster.parameters[name]["data"]["job.json"]))
 
 
 Change = Callable[[FakeCluster], object]
