@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import subprocess
+import venv
 import zipfile
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import yaml
 from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
+from e2e.platform.controlplane import built
 from e2e.platform.helm import render_chart
 from e2e.platform.tools import tool
 
@@ -24,6 +26,7 @@ pytestmark = pytest.mark.cluster  # Helm and syft are built from their Go module
 ROOT = Path(__file__).parents[2]
 VERSION = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
 CHART, WHEEL, CRDS = f"tensafe-{VERSION}.tgz", f"tensafe-{VERSION}-py3-none-any.whl", f"crds-{VERSION}.yaml"
+PIPX = "1.18.4"
 BILLS = [f"tensafe-{name}-packages-{VERSION}.spdx.json" for name in ("operator", "trainer")]
 
 
@@ -87,3 +90,20 @@ def test_same_sources_give_the_same_wheel(package: Path, tmp_path: Path) -> None
     environment = {**os.environ, "OUT": str(tmp_path), "SHORT": "1"}
     subprocess.run([str(ROOT / "scripts" / "package")], env=environment, capture_output=True, check=True)
     assert (tmp_path / WHEEL).read_bytes() == (package / WHEEL).read_bytes()
+
+
+@pytest.mark.slow
+def test_pipx_installs_the_plugin_from_the_wheel(package: Path, tmp_path: Path) -> None:
+    """As `docs/how-to/kubectl.md` does, with what the extra `kubectl` names. kubectl finds the program by its name."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    python, programs = str(tmp_path / "venv" / "bin" / "python"), tmp_path / "bin"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", f"pipx=={PIPX}"], check=True)
+    environment = {**os.environ, "PIPX_HOME": str(tmp_path / "home"), "PIPX_BIN_DIR": str(programs), "PYTHONPATH": ""}
+    install = [python, "-m", "pipx", "install", f"{package / WHEEL}[kubectl]"]
+    subprocess.run(install, env=environment, check=True)
+    path = {**environment, "PATH": f"{programs}:{os.environ['PATH']}"}
+    for command in (["kubectl-tensafe", "--help"], [str(built("kubectl")), "tensafe", "--help"]):
+        done = subprocess.run(command, env=path, capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("usage: kubectl tensafe")
+    installed = {path.name.partition("-")[0] for path in (tmp_path / "home").rglob("*.dist-info")}
+    assert "kubernetes" in installed and not installed & {"torch", "ray", "opacus"}
