@@ -26,7 +26,6 @@ _EXIT_CODE = re.compile(r"exit code (-?\d{1,3})\b")
 _WHERE_TO_READ_MORE = "The last lines of the driver's log are in the RayJob's status.message."
 """They may quote records, so they are never copied. A user who may read RayJobs reads them there."""
 SLOW_STEP = "no step was charged within"
-SLOW_FIRST_STEPS = "the first steps were not over within"
 """The first words of the message of an attempt that charges no step in time."""
 _LONGEST_MESSAGE = 512
 _LONGEST_NAME = 253
@@ -93,9 +92,9 @@ def assess(ray_job: Object, ledger: LedgerStatus | None, number: int, now: float
     started = parse_time((status.get("rayJobInfo") or {}).get("startTime") or status.get("startTime"))
     if acquired and ledger is not None and _steps_charged(ledger, number):
         stepped = parse_time(ledger.progress.last_update_time)
-        created = parse_time(ray_job["metadata"].get("creationTimestamp"))
-        if stepped is not None and created is not None and stepped < created:
-            stepped = None  # of an earlier attempt
+        since = started or parse_time(ray_job["metadata"].get("creationTimestamp"))
+        if stepped is not None and since is not None and stepped < since:
+            stepped = None  # of an earlier attempt, or before a time in the queue
         return _assess_steps(started, stepped, now, stall_seconds)
     return _unless_stalled(Assessment(AttemptState.STARTING, Reason.STARTING), started, "start", now, stall_seconds)
 
@@ -236,18 +235,15 @@ def _assess_steps(started: float | None, stepped: float | None, now: float, stal
     """Assess an attempt that has charged steps.
 
     Args:
-        started: when KubeRay started the RayJob. It starts it again when a queue admits it again, and the time in the
-            queue does not count.
-        stepped: when the last step of the attempt was over. The ledger gets this time with the charge of the steps
-            that follow. So it has none while the first steps run: the load before them, which is limited too, may have
-            taken all of its time.
+        started: when KubeRay started the RayJob. It starts it again when a queue admits it again.
+        stepped: when the last step since then was over. The ledger gets this time with the charge of the steps that
+            follow. So it has none while the first steps run: the load before them, which is limited too, may have taken
+            all of its time.
     """
     training = Assessment(AttemptState.RUNNING, Reason.TRAINING)
     if stepped is None:
-        text = f"{SLOW_FIRST_STEPS} {2 * stall_seconds} s of the start, twice the chart's value stallSeconds"
-        return _unless_late(training, started, 2 * stall_seconds, text, now)
-    if started is not None and started > stepped:
-        return _unless_stalled(training, started, "start", now, stall_seconds)
+        text = f"the first steps were not over within {2 * stall_seconds} s of the start, twice the chart's value "
+        return _unless_late(training, started, 2 * stall_seconds, f"{text}stallSeconds", now)
     return _unless_stalled(training, stepped, "last step", now, stall_seconds)
 
 

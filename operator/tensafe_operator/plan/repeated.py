@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tensafe_api import fixes
 from tensafe_api.reasons import Reason
-from tensafe_operator.plan.attempts import SLOW_FIRST_STEPS, SLOW_STEP
+from tensafe_operator.plan.attempts import SLOW_STEP
 from tensafe_operator.plan.blockers import Blocker, blocked_state
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.parsing import parse_ledger_status
@@ -40,6 +40,6 @@ def report_repeated(draft: Draft) -> None:
         return
     numbers = f"attempts {last[0].number} to {last[-1].number} have failed alike"
     message = last[-1].message or reason.sentence
-    fix = fixes.SLOW_STEP if message.startswith((SLOW_STEP, SLOW_FIRST_STEPS)) else _FIXES.get(reason, "")
+    fix = fixes.SLOW_STEP if message.startswith(SLOW_STEP) else _FIXES.get(reason, "")
     blocker = Blocker(reason, f"{numbers}: {message}", fix)
     draft.set_state(blocked_state(blocker, state.phase))
