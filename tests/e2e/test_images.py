@@ -8,6 +8,7 @@ from e2e.platform import images
 from e2e.platform.cluster import SYSTEM, Cluster
 from e2e.platform.controlplane import kubectl
 from e2e.platform.fixtures.team_namespace import TeamNamespace
+from e2e.platform.helm import helm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600, func_only=True)]
 
@@ -40,6 +41,14 @@ def test_images_have_an_unprivileged_user_and_no_build_tools_and_the_operators_h
     assert in_operator("python", "-c", LEFT).split() == []
     assert in_trainer("python", "-c", FOUND).split() == ["False", "True", "True"]
     assert in_operator("python", "-c", FOUND).split() == ["True", "False", "False"]
+
+
+def test_helm_test_succeeds_as_a_pod(disposable_cluster: Cluster) -> None:
+    done = helm(
+        "test", "tensafe", "--namespace", SYSTEM, "--logs", kubeconfig=disposable_cluster.kubeconfig, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Phase:          Succeeded" in done.stdout
 
 
 def test_operators_image_is_small(disposable_cluster: Cluster) -> None:

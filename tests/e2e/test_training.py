@@ -18,6 +18,7 @@ from tensafe_api.statement import digest, recompute_epsilon
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 
 CHANCE = 1 / len(LABELS)
+UNKNOWN_ID = 1_000_650_000
 
 
 def test_job_writes_a_useful_adapter_and_an_epsilon_that_can_be_recomputed(
@@ -48,3 +49,16 @@ def test_job_writes_a_useful_adapter_and_an_epsilon_that_can_be_recomputed(
 
     # peft can load it, and it has learned.
     assert accuracy(tmp_path, data / "eval.jsonl") > 2 * CHANCE
+
+
+def test_job_trains_under_an_id_that_no_image_knows(team: TeamNamespace, data: Path) -> None:
+    """OpenShift chooses such an id for each namespace, and group 0."""
+    team.upload_data(data)
+    team.copy_model_to_pvc()
+    ids = {"runAsUser": UNKNOWN_ID, "fsGroup": UNKNOWN_ID}
+    team.submit(spec__cluster__securityContext=ids, spec__training__steps=10)
+    team.wait_for_step(1)
+    for pod in team.pod_names():
+        assert team.exec_in_pod(pod, "sh", "-c", "id -u; id -g").stdout.split() == [str(UNKNOWN_ID), "0"]
+    finished = team.wait_until_finished(600)
+    assert finished["phase"] == "Succeeded", json.dumps(finished, indent=1)
