@@ -29,7 +29,8 @@ from tensafe_operator.observe import observe_cached, parse_warning
 from tensafe_operator.plan.observed import ClusterWarning
 from tensafe_operator.reconcile import Reconciler
 from tensafe_operator.runtime.allocator import return_freed_memory
-from tensafe_operator.runtime.api_client import FORBIDDEN, ApiClient, ApiError, ApiUnavailable
+from tensafe_operator.runtime.api_client import ApiClient
+from tensafe_operator.runtime.api_errors import FORBIDDEN, ApiError, ApiUnavailable
 from tensafe_operator.runtime.authorization import Authorizer
 from tensafe_operator.runtime.cache import Cache
 from tensafe_operator.runtime.connection import KUBECONFIG, connect, safe_description

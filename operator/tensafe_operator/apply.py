@@ -25,15 +25,17 @@ from tensafe_operator.kinds import CORRECTED_KINDS, trim
 from tensafe_operator.plan.observed import Action, ClusterWarning, Create, Delete, Observed
 from tensafe_operator.plan.short_status import TOO_LARGE, short_status, status_of_figures
 from tensafe_operator.plan.transitions import Transition, transitions_between
-from tensafe_operator.runtime.api_client import (
+from tensafe_operator.runtime.api_client import ApiClient
+from tensafe_operator.runtime.api_errors import (
     CONFLICT,
     NOT_FOUND,
     AlreadyExists,
-    ApiClient,
     ApiError,
     ApiUnavailable,
     ObjectTooLarge,
+    UnknownFields,
 )
+from tensafe_operator.served_fields import FieldsDropped, why_dropped
 
 log = logging.getLogger(__name__)
 _CREATED_LAST = (LEDGER_KIND, "RayJob")
@@ -97,6 +99,7 @@ async def write_status(api: ApiClient, job: Mapping[str, Any], status: Status, n
         RetryLater: if the job has changed since it was read.
         ApiUnavailable, ApiError: if the API server does not answer or refuses the status. ObjectTooLarge: if not even
             the short status can be stored. An Event of the job reports what will not pass by itself.
+        FieldsDropped: if the CRDs are those of an earlier release, and the write would delete fields of the job.
     """
     before = job.get("status") or {}
     try:
@@ -165,6 +168,8 @@ async def _store(
         return None
     try:
         return await api.replace_status(job, after, without_managers=without_managers)
+    except UnknownFields as error:
+        raise FieldsDropped.because(why_dropped(str(error))) from error
     except ApiError as error:
         if error.status == CONFLICT:
             raise RetryLater("the job has changed since it was read") from error

@@ -17,7 +17,8 @@ from tensafe_api.resources.status import Status
 from tensafe_api.timestamps import format_time
 from tensafe_operator import names
 from tensafe_operator.plan.transitions import Transition
-from tensafe_operator.runtime.api_client import CONFLICT, ApiClient, ApiError, ApiUnavailable
+from tensafe_operator.runtime.api_client import ApiClient
+from tensafe_operator.runtime.api_errors import CONFLICT, ApiError, ApiUnavailable
 
 log = logging.getLogger(__name__)
 _LONGEST_MESSAGE = 1024

@@ -24,7 +24,8 @@ from tensafe_api.resources.profile import PROFILE_KIND
 from tensafe_operator import names
 from tensafe_operator.kinds import KINDS
 from tensafe_operator.ledger_guard import missing_policies
-from tensafe_operator.runtime.api_client import ApiClient, ApiError, ApiUnavailable
+from tensafe_operator.runtime.api_client import ApiClient
+from tensafe_operator.runtime.api_errors import ApiError, ApiUnavailable
 from tensafe_operator.runtime.connection import connect
 from tensafe_operator.runtime.errors import ConfigurationError
 from tensafe_operator.runtime.objects import Manifest

@@ -17,23 +17,15 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Gauge
 
 from tensafe_api.admission_policy import BINDING_KIND, POLICY_KIND, admission_policies, is_enforced
-from tensafe_api.reasons import Reason
 from tensafe_operator.names import METRICS_PREFIX
-from tensafe_operator.runtime.api_client import ApiClient, ApiError
-from tensafe_operator.served_fields import dropped_fields
+from tensafe_operator.runtime.api_client import ApiClient
+from tensafe_operator.runtime.api_errors import ApiError
+from tensafe_operator.served_fields import FieldsDropped, dropped_fields, why_dropped
 
 PRESENT_SECONDS, ABSENT_SECONDS = 60.0, 10.0
 """For how long an answer is used: a policy that is missing is looked for again soon."""
 _SHOWN = 3
 log = logging.getLogger(__name__)
-
-
-class FieldsDropped(Exception):
-    """The API server may drop fields of jobs or ledgers that this release knows. `str()` says why."""
-
-
-class LedgerShortened(FieldsDropped):
-    """The ledger of a job has lost fields for good. `str()` is always the same text."""
 
 
 def guard_gauge(registry: CollectorRegistry) -> Gauge:
@@ -74,7 +66,7 @@ class LedgerGuard:
             if age >= (self._keep_for if within is None else within):
                 await self.check()
         if self._why_dropped:
-            raise FieldsDropped(f"{self._why_dropped}: {Reason.GUARD_MISSING.fix}")
+            raise FieldsDropped.because(self._why_dropped)
         return self._present
 
     async def check(self) -> None:
@@ -106,8 +98,7 @@ async def _why_fields_are_dropped(api: ApiClient) -> str:
     if not dropped:
         return ""
     rest = len(dropped) - _SHOWN
-    fields = ", ".join(dropped[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
-    return f"the CRDs of the cluster are older than the operator, and drop {fields}"
+    return why_dropped(", ".join(dropped[:_SHOWN]) + (f" and {rest} more" if rest > 0 else ""))
 
 
 async def missing_policies(api: ApiClient) -> list[str]:

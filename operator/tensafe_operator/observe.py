@@ -18,7 +18,8 @@ from tensafe_operator import names
 from tensafe_operator.children import Manifest
 from tensafe_operator.kinds import CORRECTED_KINDS, ray_cluster_of, trim
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
-from tensafe_operator.runtime.api_client import FORBIDDEN, ApiClient, ApiError, ApiUnavailable
+from tensafe_operator.runtime.api_client import ApiClient
+from tensafe_operator.runtime.api_errors import FORBIDDEN, ApiError, ApiUnavailable, UnknownKind
 from tensafe_operator.runtime.cache import Cache
 from tensafe_operator.runtime.objects import Key
 
@@ -110,13 +111,13 @@ def _last_reported(event: Manifest) -> float | None:
 
 async def _observe_children(api: ApiClient, namespace: str, name: str, job: Object) -> Observed:
     uid = job["metadata"]["uid"]
-    ray_jobs, pods, ledger, kuberay, profile = await asyncio.gather(
-        _owned_ray_jobs(api, namespace, job),
+    served, pods, ledger, profile = await asyncio.gather(
+        _served_ray_jobs(api, namespace, job),
         _owned(api, "Pod", namespace, uid),
         api.get_served(LEDGER_KIND, namespace, names.ledger_name(name, uid)),
-        api.knows("RayJob"),
         observe_profile(api, job),
     )
+    kuberay, ray_jobs = served is not None, served or []
     pending = {pod["metadata"]["uid"] for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"}
     about: list[dict[str, str]] = [{"uid": each["metadata"]["uid"]} for each in ray_jobs]
     clusters = [ray_cluster_of("RayJob", each) for each in ray_jobs]
@@ -147,6 +148,14 @@ async def _owned(api: ApiClient, kind: str, namespace: str, uid: str) -> list[Ma
     return await api.find(kind, namespace, {names.JOB_UID: uid}, keep)
 
 
+async def _served_ray_jobs(api: ApiClient, namespace: str, job: Object) -> list[Manifest] | None:
+    """The RayJobs that the job owns; None while the API server does not serve RayJobs, which are then not deleted."""
+    try:
+        return await _owned_ray_jobs(api, namespace, job)
+    except UnknownKind:
+        return None
+
+
 async def _owned_ray_jobs(api: ApiClient, namespace: str, job: Object) -> list[Manifest]:
     """The RayJobs that the job owns. They are found by label, and that of the open attempt also by its name, since any
     user may edit labels.
@@ -157,6 +166,6 @@ async def _owned_ray_jobs(api: ApiClient, namespace: str, job: Object) -> list[M
     for attempt in (job.get("status") or {}).get("attempts") or ():
         name = attempt.get("rayJobName")
         if "endTime" not in attempt and name and name not in found_names:
-            named = await api.get("RayJob", namespace, name)
+            named = await api.get_served("RayJob", namespace, name)
             found += [trim("RayJob", named)] if named else []
     return [each for each in found if names.job_uid_of("RayJob", each) == uid]

@@ -28,7 +28,6 @@ from tensafe_operator.children import Manifest
 from tensafe_operator.corrections import Corrections
 from tensafe_operator.event_recorder import job_fields
 from tensafe_operator.kinds import KINDS
-from tensafe_operator.ledger_guard import FieldsDropped, LedgerShortened
 from tensafe_operator.observe import observe, observe_profile
 from tensafe_operator.plan import decide
 from tensafe_operator.plan.blockers import status_of_refusal
@@ -37,13 +36,15 @@ from tensafe_operator.plan.ledger import LEDGER_SHORTENED, count_after_failure, 
 from tensafe_operator.plan.observed import ClusterWarning, Create, Decision, Object, Observed
 from tensafe_operator.plan.parsing import object_condition
 from tensafe_operator.plan.privacy_status import has_fallen
-from tensafe_operator.runtime.api_client import BAD_REQUEST, INVALID, ApiClient, ApiError, ApiUnavailable
+from tensafe_operator.runtime.api_client import ApiClient
+from tensafe_operator.runtime.api_errors import BAD_REQUEST, INVALID, ApiError, ApiUnavailable
 from tensafe_operator.runtime.work_queue import COMPUTATIONS, LONGEST_RETRY_SECONDS, TakesLong
+from tensafe_operator.served_fields import FieldsDropped, LedgerShortened
 from tensafe_operator.settings import Settings
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-RETRY_SECONDS, DROPPED_SECONDS = 5.0, 30.0
+RETRY_SECONDS, DROPPED_SECONDS, SHORTENED_SECONDS = 5.0, 30.0, 600.0
 BEGIN_SECONDS = 2.0
 """Before a job begins something, policies and CRDs are read again, unless they were so many seconds ago."""
 ANSWER_SECONDS = 2.0
@@ -116,9 +117,9 @@ class Reconciler:
         try:
             return await self._take_further(observed, cached is not None, patient)
         except FieldsDropped as dropped:
-            varies = not isinstance(dropped, LedgerShortened)
-            await report_unwritable(self._api, observed.job, dropped, self._clock(), varies=varies)
-            return self._clock() + DROPPED_SECONDS
+            shortened = isinstance(dropped, LedgerShortened)  # for good, so it is read again rarely
+            await report_unwritable(self._api, observed.job, dropped, self._clock(), varies=not shortened)
+            return self._clock() + (SHORTENED_SECONDS if shortened else DROPPED_SECONDS)
 
     async def _take_further(self, observed: Observed, is_cached: bool, patient: bool) -> float | None:
         namespace, name = observed.job["metadata"]["namespace"], observed.job["metadata"]["name"]

@@ -11,8 +11,27 @@ from functools import cache
 from typing import Any
 
 from tensafe_api.crd import DEFINITION_KIND, JOBS, LEDGERS, open_api_schema
+from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import GROUP, VERSION
 from tensafe_operator.runtime.api_client import ApiClient
+
+
+class FieldsDropped(Exception):
+    """The API server may drop fields of jobs or ledgers that this release knows. `str()` says why."""
+
+    @classmethod
+    def because(cls, why: str) -> FieldsDropped:
+        """The error with its fix."""
+        return cls(f"{why}: {Reason.GUARD_MISSING.fix}")
+
+
+class LedgerShortened(FieldsDropped):
+    """The ledger of a job has lost fields for good. `str()` is always the same text."""
+
+
+def why_dropped(fields: str) -> str:
+    """Why the API server drops these fields."""
+    return f"the CRDs of the cluster are older than the operator, and drop {fields}"
 
 
 async def dropped_fields(api: ApiClient) -> list[str]:

@@ -11,10 +11,12 @@ import pytest
 from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, started_job
 from e2e.platform.fixtures.rule_examples import EARLIER_STEPS
 from tensafe_api import fixes
+from tensafe_api.reasons import Reason
 from tensafe_operator import names, reconcile
-from tensafe_operator.ledger_guard import FieldsDropped
 from tensafe_operator.plan.observed import Decision, Observed
-from tensafe_operator.reconcile import BEGIN_SECONDS, DROPPED_SECONDS, Reconciler
+from tensafe_operator.reconcile import BEGIN_SECONDS, DROPPED_SECONDS, SHORTENED_SECONDS, Reconciler
+from tensafe_operator.runtime.api_errors import INVALID, UnknownFields
+from tensafe_operator.served_fields import FieldsDropped
 
 STARTED_FROM = {"spec__lora": {"initFrom": {"uri": "s3://models/final", "earlierSteps": EARLIER_STEPS}}}
 
@@ -111,11 +113,28 @@ def test_ledger_that_was_stored_under_older_crds_is_never_counted(of: str, monke
         del cluster.ledger["metadata"]["annotations"]
     serve(monkeypatch, cluster)
     api = Api(age=-1.0)
-    assert api.reconcile(cluster) == cluster.now + DROPPED_SECONDS
+    assert api.reconcile(cluster) == cluster.now + SHORTENED_SECONDS
     assert api.statuses == []
     (event,) = api.created
     assert "has lost fields of its spec" in event["message"]
     assert event["message"].endswith(fixes.LEDGER_SHORTENED)
+
+
+class RefusingApi(Api):
+    """Its CRDs lack a field of the job, and the guard has not seen that yet."""
+
+    async def replace_status(self, *_: Any, **__: Any) -> dict[str, Any]:
+        raise UnknownFields(INVALID, "spec.lora.initFrom")
+
+
+def test_status_that_would_delete_fields_of_the_job_is_reported_and_not_written() -> None:
+    cluster = charged_job()
+    cluster.start_pods()
+    api = RefusingApi(age=-1.0)
+    assert api.reconcile(cluster) == cluster.now + DROPPED_SECONDS
+    (event,) = api.created
+    assert "older than the operator, and drop spec.lora.initFrom: " in event["message"]
+    assert event["message"].endswith(Reason.GUARD_MISSING.fix)
 
 
 class DroppingApi(Api):
@@ -135,7 +154,7 @@ class DroppingApi(Api):
 def test_new_ledger_without_its_fields_starts_no_job() -> None:
     cluster = FakeCluster.with_job(**STARTED_FROM)
     api = DroppingApi(age=-1.0)
-    assert api.reconcile(cluster) == cluster.now + DROPPED_SECONDS
+    assert api.reconcile(cluster) == cluster.now + SHORTENED_SECONDS
     assert "PrivacyLedger" in [each["kind"] for each in api.created]
     assert "RayJob" not in [each["kind"] for each in api.created] and api.statuses == []
 

@@ -15,7 +15,8 @@ from e2e.platform.fixtures.job_harness import FINAL, JobHarness
 from e2e.platform.fixtures.polling import wait_until
 from tensafe_operator import names
 from tensafe_operator.children import Manifest
-from tensafe_operator.runtime.api_client import ApiClient, ApiError, ApiUnavailable
+from tensafe_operator.runtime.api_client import ApiClient
+from tensafe_operator.runtime.api_errors import ApiError, ApiUnavailable
 
 pytestmark = pytest.mark.cluster
 

@@ -10,8 +10,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tensafe_api.admission_policy import BINDING_KIND, POLICY_KIND, admission_policies
 from tensafe_api.crd import DEFINITION_KIND, JOBS, LEDGERS, ResourceKind, custom_resource_definition
-from tensafe_operator.ledger_guard import ABSENT_SECONDS, PRESENT_SECONDS, FieldsDropped, LedgerGuard
-from tensafe_operator.runtime.api_client import FORBIDDEN, ApiError, ApiUnavailable
+from tensafe_operator.ledger_guard import ABSENT_SECONDS, PRESENT_SECONDS, LedgerGuard
+from tensafe_operator.runtime.api_errors import FORBIDDEN, ApiError, ApiUnavailable
+from tensafe_operator.served_fields import FieldsDropped
 
 
 class Policies:

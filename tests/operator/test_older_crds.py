@@ -81,6 +81,35 @@ def test_job_and_ledger_that_were_rewritten_under_older_crds_are_never_counted(t
         plane.stop()
 
 
+def test_no_status_is_written_under_older_crds_that_the_guard_has_not_seen_yet(tmp_path: Any) -> None:
+    """The write would delete the job's new fields for good, such as the adapter from which it starts."""
+    plane = OperatorHarness(tmp_path)
+    try:
+        plane.start()
+        plane.operator(before="import tensafe_operator.ledger_guard as guard; guard.PRESENT_SECONDS = 3600.0")
+        plane.apply("one", changes=STARTED_FROM)
+        plane.wait_until(lambda: plane.started("one"))
+        before = plane.get("tsj", "one")
+        assert before is not None
+
+        install_older_crds(plane)
+        plane.wait_until(lambda: "initFrom" not in json.dumps((plane.get("tsj", "one") or {})["spec"]))
+        status = {"jobDeploymentStatus": "Initializing", "rayClusterName": "one-a1-x"}
+        merge = ("--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+        plane.plane.kubectl("-n", "clinic", "patch", "rayjob", "one-a1", *merge)
+        plane.wait_until(lambda: warnings(plane, "one"), 120)
+        (message,) = warnings(plane, "one")
+        assert "older than the operator, and drop spec.lora.initFrom: " in message
+
+        plane.install_our_crds()
+        plane.wait_until(lambda: "initFrom" in json.dumps((plane.get("tsj", "one") or {})["spec"]))
+        after = plane.get("tsj", "one")
+        assert after is not None and after["spec"] == before["spec"]
+        plane.wait_until(lambda: "one-a1-x" in json.dumps((plane.get("tsj", "one") or {})["status"]), 120)
+    finally:
+        plane.stop()
+
+
 def test_ledgers_that_are_not_served_are_not_lost(tmp_path: Any) -> None:
     plane = OperatorHarness(tmp_path)
     try:

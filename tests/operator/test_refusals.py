@@ -21,7 +21,7 @@ from tensafe_operator.plan.blockers import starting_state
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.observed import ClusterWarning, Observed
 from tensafe_operator.reconcile import RETRY_SECONDS
-from tensafe_operator.runtime.api_client import ApiUnavailable
+from tensafe_operator.runtime.api_errors import ApiUnavailable
 from tensafe_operator.runtime.work_queue import LONGEST_RETRY_SECONDS
 from tensafe_operator.settings import Settings
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from urllib.parse import urlencode
 
 import aiohttp
 
+from tensafe_operator.runtime.api_errors import CONFLICT, NOT_FOUND, ApiError, ApiUnavailable, UnknownKind, error_of
 from tensafe_operator.runtime.bounded_json import loads_bounded
 from tensafe_operator.runtime.connection import Connection
 from tensafe_operator.runtime.objects import RUNTIME_RESOURCES, Manifest, Resource
@@ -28,8 +28,6 @@ CONNECTIONS = 8
 """How many requests of one client run concurrently. Each connection has a TLS buffer of 256 KiB."""
 KIND_CACHE_SECONDS = 10.0
 """For how long a kind that existed is assumed to exist. If it was removed meanwhile, creating an object fails."""
-BAD_REQUEST, FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 400, 403, 404, 409, 422
-_CONTENT_TOO_LARGE, _TOO_MANY = 413, 429
 PAGE_SIZE, SMALL_PAGE = 256, 3
 """Objects in one answer to a list, and how many if so many have more than LARGEST_ANSWER bytes. Users may create many
 objects of 1.5 MB. Each takes 8 MB of memory, and 50 MB if it has nothing but empty objects.
@@ -38,51 +36,8 @@ LARGEST_ANSWER = 8 * 1024**2
 MAX_EVENTS = 1000
 """How many of the Events about some objects are read."""
 _LONGEST_MESSAGE = 512
-_FAILED_WEBHOOK = "failed calling webhook"
-"""How the API server reports, with HTTP status 500, an admission webhook that fails."""
-_TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger than max")
-"""How it reports, with the same status, an object that is too large for etcd."""
 T = TypeVar("T")
 """What a caller keeps of an Event."""
-_BY_POLICY = re.compile("denied (the )?request")
-"""How the API server repeats the word of a ValidatingAdmissionPolicy or of a webhook."""
-
-
-class ApiError(Exception):
-    """The API server refuses the request. `status` is the HTTP status, `str()` the server's message."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-    @property
-    def by_policy(self) -> bool:
-        """Whether an admission policy or webhook of the cluster refuses it, and not the API server itself."""
-        return _BY_POLICY.search(str(self)) is not None
-
-
-class AlreadyExists(ApiError):
-    """An object of this name exists. A conflict without that is for instance of a quota that others use, too."""
-
-
-class UnknownKind(ApiError):
-    """The API server does not serve the kind."""
-
-
-class ObjectTooLarge(ApiError):
-    """The object would have more bytes than the API server, or its database, can store."""
-
-
-class ApiUnavailable(Exception):
-    """The API server does not answer, or is overloaded: the same request may succeed later.
-
-    Attributes:
-        webhook: whether an admission webhook failed or may hang, so that only requests like this one are affected.
-    """
-
-    def __init__(self, message: str, *, webhook: bool = False) -> None:
-        super().__init__(message)
-        self.webhook = webhook
 
 
 class _TooLarge(Exception):
@@ -95,6 +50,10 @@ class Page:
 
     items: list[Manifest]
     version: int
+
+
+NO_VERSION = 0
+"""The version of the list of a kind that the API server does not serve. No other list has it."""
 
 
 class ApiClient:
@@ -154,14 +113,21 @@ class ApiClient:
     async def find(
         self, kind: str, namespace: str, labels: Mapping[str, str], keep: Callable[[Manifest], Manifest | None]
     ) -> list[Manifest]:
-        """All objects of a kind with these labels; an empty list if the cluster does not know the kind.
+        """All objects of a kind with these labels.
 
         Args:
             keep: returns the part of an object that is needed, so that other parts take no memory; None: no part is.
+
+        Raises:
+            UnknownKind: if the API server does not serve the kind.
         """
         selector = ",".join(f"{name}={value}" for name, value in labels.items())
-        pages = self.pages(kind, namespace, selector)
-        return [kept async for page in pages for each in page.items if (kept := keep(each)) is not None]
+        found: list[Manifest] = []
+        async for page in self.pages(kind, namespace, selector):
+            if page.version == NO_VERSION:
+                raise UnknownKind(NOT_FOUND, f"the API server does not serve {self._resources[kind].plural}")
+            found += [kept for each in page.items if (kept := keep(each)) is not None]
+        return found
 
     async def may_list(self, kind: str, namespace: str) -> None:
         """Ask for one object of a kind.
@@ -179,7 +145,7 @@ class ApiClient:
         self, kind: str, namespace: str | None, selector: str = "", fields: str = ""
     ) -> AsyncIterator[Page]:
         """All objects of a kind (in one namespace, or in all of them), page by page. If the cluster does not know the
-        kind: one empty page of version 0.
+        kind: one empty page of version NO_VERSION.
         """
         parameters = {"limit": str(PAGE_SIZE), "labelSelector": selector, "fieldSelector": fields, "continue": ""}
         largest: int | None = LARGEST_ANSWER
@@ -192,7 +158,7 @@ class ApiClient:
                 continue
             except ApiError as error:
                 if error.status == NOT_FOUND:
-                    yield Page([], 0)
+                    yield Page([], NO_VERSION)
                     return
                 raise
             metadata = found["metadata"]
@@ -288,15 +254,22 @@ class ApiClient:
 
         By server-side apply, an entry of the status would stay after a user has reset `managedFields`.
 
+        The spec is sent for one reason: the API server refuses it where the CRD lacks one of its fields. Otherwise this
+        write would delete that field for good. The spec itself does not change with a status.
+
         Args:
             without_managers: whether to remove `managedFields`, which take as many bytes as the status.
+
+        Raises:
+            UnknownFields: if the CRD does not know a field of the object or of the status.
         """
         metadata = document["metadata"]
-        operations = [("/metadata/resourceVersion", metadata["resourceVersion"]), ("/status", status)]
+        operations = [("/metadata/resourceVersion", metadata["resourceVersion"])]
+        operations += [("/spec", document["spec"]), ("/status", status)]
         operations += [("/metadata/managedFields", [{}])] if without_managers else []
         body = [{"op": "add", "path": path, "value": value} for path, value in operations]
         path = self._resources[str(document["kind"])].path(metadata["namespace"], metadata["name"], "status")
-        query = urlencode({"fieldManager": self._field_manager})
+        query = urlencode({"fieldManager": self._field_manager, "fieldValidation": "Strict"})
         return await self._request("PATCH", f"{path}?{query}", body, "application/json-patch+json")
 
     async def _apply(self, path: str, body: Manifest) -> Manifest:
@@ -347,15 +320,8 @@ class ApiClient:
             raise ApiUnavailable(message, webhook=hangs) from error
         self._on_response(method, answer.status)
         document = _parse(text)
-        message = str(document.get("message") or answer.reason)
-        for_etcd = answer.status >= 500 and any(each in message for each in _TOO_LARGE)
-        if answer.status == _CONTENT_TOO_LARGE or for_etcd:
-            raise ObjectTooLarge(answer.status, message)
-        if answer.status == _TOO_MANY or answer.status >= 500:
-            answered = f"the API server answers with HTTP status {answer.status} ({message})"
-            raise ApiUnavailable(answered, webhook=_FAILED_WEBHOOK in message)
         if answer.status >= 400:
-            raise _refusal(answer.status, document, message)
+            raise error_of(answer.status, document, str(document.get("message") or answer.reason))
         return document
 
     def _open_session(self) -> aiohttp.ClientSession:
@@ -375,15 +341,6 @@ async def _read(answer: aiohttp.ClientResponse, largest: int | None) -> bytes:
         if largest is not None and len(text) > largest:
             raise _TooLarge
     return bytes(text)
-
-
-def _refusal(status: int, document: Manifest, message: str) -> ApiError:
-    """The error for an answer. One about a missing object names it, and one about an unknown kind does not."""
-    if document.get("reason") == "AlreadyExists":
-        return AlreadyExists(status, message)
-    if status == NOT_FOUND and not (document.get("details") or {}).get("name"):
-        return UnknownKind(status, message)
-    return ApiError(status, message)
 
 
 def _parse(text: bytes) -> Manifest:

@@ -12,7 +12,8 @@ import hashlib
 import time
 from collections.abc import Callable
 
-from tensafe_operator.runtime.api_client import ApiClient, ApiError, ApiUnavailable
+from tensafe_operator.runtime.api_client import ApiClient
+from tensafe_operator.runtime.api_errors import ApiError, ApiUnavailable
 
 ALLOWED_SECONDS, DENIED_SECONDS = 60.0, 10.0
 """For how long an answer is used. A token that was revoked, and a right that was removed, still count for that long."""

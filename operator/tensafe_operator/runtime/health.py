@@ -22,7 +22,7 @@ from aiohttp import web
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from tensafe_operator.runtime.api_client import ApiError, ApiUnavailable
+from tensafe_operator.runtime.api_errors import ApiError, ApiUnavailable
 from tensafe_operator.runtime.authorization import NOT_ALLOWED, OK, UNAUTHENTICATED, Authorizer
 from tensafe_operator.runtime.leader_election import LeaderElection
 from tensafe_operator.runtime.metrics import OperatorMetrics

@@ -20,7 +20,8 @@ from collections.abc import Awaitable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from tensafe_operator.runtime.api_client import CONFLICT, NOT_FOUND, ApiClient, ApiError, ApiUnavailable
+from tensafe_operator.runtime.api_client import ApiClient
+from tensafe_operator.runtime.api_errors import CONFLICT, NOT_FOUND, ApiError, ApiUnavailable
 from tensafe_operator.runtime.lease_durations import DEFAULT_DURATIONS, LeaseDurations
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,8 @@ import contextlib
 import logging
 from collections.abc import Collection
 
-from tensafe_operator.runtime.api_client import FORBIDDEN, ApiClient, ApiError, ApiUnavailable
+from tensafe_operator.runtime.api_client import ApiClient
+from tensafe_operator.runtime.api_errors import FORBIDDEN, ApiError, ApiUnavailable
 from tensafe_operator.runtime.metrics import OperatorMetrics
 from tensafe_operator.runtime.objects import Kinds
 

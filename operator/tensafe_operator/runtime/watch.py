@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 import kopf
 from kopf._cogs.clients import api as kopf_requests
 
-from tensafe_operator.runtime.api_client import SMALL_PAGE, ApiClient, ApiError, ApiUnavailable
+from tensafe_operator.runtime.api_client import SMALL_PAGE, ApiClient
+from tensafe_operator.runtime.api_errors import ApiError, ApiUnavailable
 from tensafe_operator.runtime.bounded_json import loads_bounded
 from tensafe_operator.runtime.cache import Cache
 from tensafe_operator.runtime.connection import login

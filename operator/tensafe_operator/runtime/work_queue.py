@@ -20,7 +20,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-from tensafe_operator.runtime.api_client import ApiError, ApiUnavailable
+from tensafe_operator.runtime.api_errors import ApiError, ApiUnavailable
 from tensafe_operator.runtime.computation_order import ComputationOrder
 from tensafe_operator.runtime.fair_order import FairOrder
 from tensafe_operator.runtime.objects import Key

@@ -155,6 +155,19 @@ CLUSTER: tuple[Mutation, ...] = (
         ("tests/operator/test_dropped_fields.py::test_new_ledger_without_its_fields_starts_no_job",),
     ),
     Mutation(
+        "a status is written although that deletes fields of its job",
+        (
+            Edit(
+                "operator/tensafe_operator/runtime/api_client.py",
+                'operations += [("/spec", document["spec"]), ("/status", status)]',
+                'operations += [("/status", status)]',
+            ),
+        ),
+        (
+            "tests/operator/runtime/test_api_client.py::test_status_is_written_with_the_spec_whose_fields_the_crd_must_know",
+        ),
+    ),
+    Mutation(
         "a field that has its default again counts as never changed",
         (
             Edit(
@@ -187,7 +200,7 @@ CLUSTER: tuple[Mutation, ...] = (
         "ledgers that the API server does not serve count as deleted",
         (
             Edit(
-                "operator/tensafe_operator/runtime/api_client.py",
+                "operator/tensafe_operator/runtime/api_errors.py",
                 "if status == NOT_FOUND and not (document",
                 "if False and not (document",
             ),

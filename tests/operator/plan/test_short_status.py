@@ -15,7 +15,7 @@ from tensafe_api.resources.ledger import MAX_CHARGED_STEPS
 from tensafe_api.resources.status import Status
 from tensafe_operator.apply import write_status
 from tensafe_operator.plan.short_status import short_status
-from tensafe_operator.runtime.api_client import ApiError, ObjectTooLarge
+from tensafe_operator.runtime.api_errors import ApiError, ObjectTooLarge
 
 
 def size(status: dict[str, Any]) -> int:

@@ -15,7 +15,8 @@ from aiohttp.test_utils import TestServer
 
 from tensafe_operator.kinds import KINDS
 from tensafe_operator.runtime import api_client
-from tensafe_operator.runtime.api_client import CONNECTIONS, MAX_EVENTS, PAGE_SIZE, ApiClient, ApiUnavailable
+from tensafe_operator.runtime.api_client import CONNECTIONS, MAX_EVENTS, PAGE_SIZE, ApiClient
+from tensafe_operator.runtime.api_errors import ApiUnavailable, UnknownKind
 from tensafe_operator.runtime.connection import Connection
 from tensafe_operator.runtime.objects import Manifest
 
@@ -177,3 +178,36 @@ def test_object_of_a_kind_that_is_not_served_is_not_missing(answered: Any, serve
                     await client.get_served("Secret", "clinic", "x")
 
     asyncio.run(run())
+
+
+def test_list_of_a_kind_that_is_not_served_is_not_empty() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=404, text="404 page not found")
+
+    async def run() -> None:
+        async with client_of(answer) as client:
+            with pytest.raises(UnknownKind, match="does not serve pods"):
+                await client.find("Pod", "clinic", {}, dict)
+
+    asyncio.run(run())
+
+
+def test_status_is_written_with_the_spec_whose_fields_the_crd_must_know() -> None:
+    """Where it lacks one, the write would delete it for good."""
+    asked: list[tuple[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append((request.query["fieldValidation"], await request.json()))
+        return web.json_response({})
+
+    async def run() -> None:
+        metadata = {"name": "x", "namespace": "clinic", "resourceVersion": "7"}
+        document = {"kind": "TenSafeTrainingJob", "metadata": metadata, "spec": {"new": 1}}
+        async with client_of(answer) as client:
+            await client.replace_status(document, {"phase": "Running"})
+
+    asyncio.run(run())
+    ((validation, operations),) = asked
+    assert validation == "Strict"
+    written = {each["path"]: each["value"] for each in operations}
+    assert written == {"/metadata/resourceVersion": "7", "/spec": {"new": 1}, "/status": {"phase": "Running"}}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tensafe_operator.runtime import authorization
-from tensafe_operator.runtime.api_client import ApiError, ApiUnavailable
+from tensafe_operator.runtime.api_errors import ApiError, ApiUnavailable
 from tensafe_operator.runtime.authorization import ALLOWED_SECONDS, DENIED_SECONDS, MAX_ANSWERS, MAX_WAITING, Authorizer
 
 USERS = {
