@@ -388,3 +388,26 @@ def test_job_starts_although_a_user_changes_its_labels_all_the_time(cluster: Job
     cluster.apply()
     cluster.reconcile(passes=2, api=Relabelled, patient=False)
     assert cluster.get("rayjob", "claims-triage-a1") is not None
+
+
+def test_attempt_does_not_end_while_the_api_server_does_not_serve_ray_jobs(cluster: JobHarness) -> None:
+    """As for some seconds of an upgrade of KubeRay. The RayJob exists, and its pods train."""
+
+    def serve(served: bool) -> None:
+        versions = json.loads(cluster.plane.kubectl("get", "crd", "rayjobs.ray.io", "-o", "json").stdout)["spec"]
+        number = [each["name"] for each in versions["versions"]].index("v1")
+        change = [{"op": "replace", "path": f"/spec/versions/{number}/served", "value": served}]
+        cluster.plane.kubectl("patch", "crd", "rayjobs.ray.io", "--type=json", "-p", json.dumps(change))
+        list_all = ("get", "--raw", f"/apis/ray.io/v1/namespaces/{cluster.namespace}/rayjobs")
+        wait_until(lambda: (cluster.plane.kubectl(*list_all, check=False).returncode == 0) == served)
+
+    cluster.start_training()
+    serve(False)
+    try:
+        cluster.reconcile()
+        assert cluster.condition("Stalled")["reason"] == "KubeRayMissing"
+    finally:
+        serve(True)
+    cluster.reconcile()
+    assert cluster.status()["phase"] == "Running"
+    assert [each.get("endTime") for each in cluster.status()["attempts"]] == [None]

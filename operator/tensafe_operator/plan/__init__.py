@@ -135,6 +135,10 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
             return  # the next decision, once this status is stored
         start_attempt(draft, admitted, attempt)
         return  # KubeRay creates the RayCluster
+    if ray_job is None and not draft.observed.kuberay:
+        draft.set_state(starting_state(draft.observed, Phase.STARTING))
+        draft.wake_at(draft.now + POLL_SECONDS)
+        return  # the cluster administrator installs KubeRay; until then the RayJob may still exist
     if ray_job is None:
         deleted = Assessment(AttemptState.FAILED, Reason.WORKER_LOST, f"RayJob {attempt.ray_job_name} was deleted")
         end_attempt(draft, admitted.job, attempt, excuse(deleted, draft.status, suspend=suspend), record)

@@ -8,6 +8,7 @@ import pytest
 
 from e2e.platform.fixtures.fake_cluster import SETTINGS, condition, running_job, start_next_attempt, started_job
 from tensafe_operator import names
+from tensafe_operator.plan.blockers import POLL_SECONDS
 
 
 def test_job_succeeds_only_when_ray_and_the_ledger_agree() -> None:
@@ -212,6 +213,20 @@ def test_number_of_an_attempt_is_read_from_its_name_and_not_from_a_label() -> No
     cluster.now += 60
     operator.settle()
     assert [each["number"] for each in cluster.status["attempts"]] == [1, 2]
+
+
+def test_attempt_goes_on_where_its_ray_job_was_only_not_served_for_a_while() -> None:
+    """The list of RayJobs is empty then, and their pods train."""
+    cluster, operator = running_job(spec__retry={"maxAttempts": 1})
+    ray_jobs, cluster.ray_jobs, cluster.kuberay = cluster.ray_jobs, {}, False
+    operator.settle()
+    stalled = condition(cluster, "Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "KubeRayMissing")
+    assert operator.wake == cluster.now + POLL_SECONDS
+    cluster.ray_jobs, cluster.kuberay = ray_jobs, True
+    operator.settle()
+    assert cluster.status["phase"] == "Running" and condition(cluster, "Stalled")["status"] == "False"
+    assert [each.get("endTime") for each in cluster.status["attempts"]] == [None]
 
 
 @pytest.mark.parametrize("number", [10, 63, 64])
