@@ -8,16 +8,17 @@ any time, so the operator counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.status import Attempt
 from tensafe_api.timestamps import parse_time
 from tensafe_operator.plan.attempts import Assessment, AttemptState, active_seconds, is_queued
+from tensafe_operator.plan.ignored import head_ready_since
 from tensafe_operator.plan.observed import Object, Observed
 from tensafe_operator.plan.outdated import pods_of_open_attempt
-from tensafe_operator.plan.parsing import IN_CREATION, has_condition, has_ended
+from tensafe_operator.plan.parsing import IN_CREATION, has_condition, has_ended, started_waiting_for_head
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,24 @@ def with_waiting_pod(exceeded: Assessment, observed: Observed) -> Assessment:
     """Return the assessment of an attempt that did not start in time, with the name of a pod that is not ready. The
     status reports nothing while a large image is pulled.
     """
-    pods = [pod for pod in pods_of_open_attempt(observed) if not _is_over(pod) and not has_condition(pod, "Ready")]
+    everyone = [pod for pod in pods_of_open_attempt(observed) if not _is_over(pod)]
+    pods = [pod for pod in everyone if not has_condition(pod, "Ready")]
     if exceeded.reason is not Reason.START_DEADLINE_EXCEEDED or not pods:
         return exceeded
-    created = [pod for pod in pods if _is_being_created(pod)]
-    name = (created or pods)[0]["metadata"]["name"]
-    state = "was being created" if created else "was not ready"
+    name, state = _most_telling(pods, head_is_ready=head_ready_since(everyone) is not None)
     return replace(exceeded, message=f"{exceeded.message}; when the deadline passed, pod {name} {state}")
+
+
+def _most_telling(pods: Sequence[Object], *, head_is_ready: bool) -> tuple[str, str]:
+    """Return the name of one of these pods, none of which is ready, and what it was doing."""
+    waiting = [pod for pod in pods if head_is_ready and started_waiting_for_head(pod) is not None]
+    created = [pod for pod in pods if _is_being_created(pod)]
+    states = (
+        (waiting, "had not reached the head, which was ready"),
+        (created, "was being created"),
+        (pods, "was not ready"),
+    )
+    return next((found[0]["metadata"]["name"], state) for found, state in states if found)
 
 
 def _is_over(pod: Object) -> bool:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.ledger import LedgerStatus, PrivacyLedgerSpec
+from tensafe_api.timestamps import parse_time
 from tensafe_operator.plan.observed import Object
 
 IN_CREATION = ("ContainerCreating", "PodInitializing")
 """What a kubelet reports while it pulls an image, and before the init containers have ended."""
+WAITS_FOR_HEAD = "wait-gcs-ready"
+"""KubeRay's init container in workers, which ends when it has reached the head."""
 _UNREADABLE = "unreadable"
 _FINAL_OUTCOMES = (Reason.COMPLETED.value, Reason.BUDGET_EXHAUSTED.value)
 
@@ -38,6 +41,13 @@ def has_condition(pod: Object, kind: str) -> bool:
 def reason_of_node(pod: Object) -> str | None:
     """Return why a pod has no node, in a word of its scheduler."""
     return object_condition(pod, "PodScheduled").get("reason")
+
+
+def started_waiting_for_head(pod: Object) -> float | None:
+    """Return since when a worker waits until it reaches the head, in seconds since the epoch; None if it does not."""
+    containers = (pod.get("status") or {}).get("initContainerStatuses") or ()
+    states = ((each.get("state") or {}).get("running") for each in containers if each.get("name") == WAITS_FOR_HEAD)
+    return next((parse_time(running.get("startedAt")) for running in states if running), None)
 
 
 def has_final_outcome(record: LedgerStatus) -> bool:

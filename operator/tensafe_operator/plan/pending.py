@@ -26,7 +26,7 @@ from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.ignored import has_waited, head_ready_since, last_change
 from tensafe_operator.plan.observed import Object
 from tensafe_operator.plan.outdated import pods_of_open_attempt
-from tensafe_operator.plan.parsing import object_condition, reason_of_node
+from tensafe_operator.plan.parsing import WAITS_FOR_HEAD, object_condition, reason_of_node, started_waiting_for_head
 
 PENDING_SECONDS = 300
 """For how long a pod may wait for a node, and then for its volumes and its network."""
@@ -36,8 +36,6 @@ ready in less; Argo CD and kstatus report a stalled job as failed.
 """
 _WAITS_FOR_GANG = ("Schedulable", "Undetermined")
 """Volcano's reasons for a pod for which there is a node, or may be one, and that waits for the rest of its gang."""
-_WAITS_FOR_HEAD = "wait-gcs-ready"
-"""KubeRay's init container in workers, which ends when it has reached the head."""
 _LONGEST = 400
 
 
@@ -107,18 +105,12 @@ def _waits_for_head(draft: Draft) -> list[tuple[float | None, Blocker]]:
     ready = head_ready_since(pods)
     waits: list[tuple[float | None, Blocker]] = []
     for pod in pods:
-        started = _started_waiting_for_head(pod)
+        started = started_waiting_for_head(pod)
         if ready is not None and started is not None:
-            what = f"its container {_WAITS_FOR_HEAD} has not reached the head, which is ready, in {PENDING_SECONDS} s"
+            what = f"its container {WAITS_FOR_HEAD} has not reached the head, which is ready, in {PENDING_SECONDS} s"
             text = f"pod {pod['metadata']['name']}: {what}"
             waits.append((max(started, ready), Blocker(Reason.NOT_SUBMITTED, text, fixes.HEAD_NOT_REACHED)))
     return waits
-
-
-def _started_waiting_for_head(pod: Object) -> float | None:
-    containers = (pod.get("status") or {}).get("initContainerStatuses") or ()
-    states = ((each.get("state") or {}).get("running") for each in containers if each.get("name") == _WAITS_FOR_HEAD)
-    return next((parse_time(running.get("startedAt")) for running in states if running), None)
 
 
 def _because(condition: Mapping[str, Any]) -> str:

@@ -176,6 +176,21 @@ def test_job_that_does_not_start_in_time_names_a_pod_without_a_known_problem(
     assert cluster.status["attempts"][0]["message"] == f"the pods did not start within 300 s{waited_for}"
 
 
+def test_worker_that_has_not_reached_the_head_in_time_is_named() -> None:
+    """A higher deadline would not help."""
+    cluster, operator = job_without_a_node()
+    head, worker = (cluster.pods[f"claims-triage-a1-{role}"] for role in ("head", "worker"))
+    head["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    waits = {"name": "wait-gcs-ready", "state": {"running": {"startedAt": format_time(cluster.now)}}}
+    created = {"state": {"waiting": {"reason": "PodInitializing"}}}
+    worker["status"] = {"phase": "Pending", "initContainerStatuses": [waits], "containerStatuses": [created]}
+    operator.settle()
+    cluster.now += 300
+    operator.settle()
+    message = cluster.status["attempts"][0]["message"]
+    assert message.endswith("pod claims-triage-a1-worker had not reached the head, which was ready")
+
+
 def test_job_whose_pods_run_in_time_does_not_fail_because_kuberay_has_not_seen_it() -> None:
     """KubeRay's operator is restarted or has much to do. Nothing can undo the end of a job."""
     cluster, operator = job_without_a_node(spec__cluster__workers=1)
