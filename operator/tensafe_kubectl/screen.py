@@ -239,7 +239,7 @@ def _show_attempts(job: Object, now: float) -> None:
                 str(each["number"]),
                 each.get("reason") or ("ended" if each.get("endTime") else "open"),
                 f"{age(each['startTime'], now)} ago" if each.get("startTime") else "",
-                _ran(each, now),
+                time_run(each, now),
                 str(each.get("restarts") or 0),
                 str(each.get("exitCode") or ""),
                 each.get("message") or "",
@@ -249,9 +249,12 @@ def _show_attempts(job: Object, now: float) -> None:
     )
 
 
-def _ran(attempt: Mapping[str, Any], now: float) -> str:
+def time_run(attempt: Mapping[str, Any], now: float) -> str:
+    """How long an attempt has run, without its time in a queue."""
     started, ended = parse_time(attempt.get("startTime")), parse_time(attempt.get("endTime")) or now
-    return duration_text(max(0.0, ended - started)) if started is not None else ""
+    since = parse_time(attempt.get("queuedSince"))
+    queued = float(attempt.get("queuedSeconds") or 0) + (ended - since if since is not None else 0.0)
+    return duration_text(max(0.0, ended - started - queued)) if started is not None else ""
 
 
 def _metrics() -> list[tuple[str, str]]:
