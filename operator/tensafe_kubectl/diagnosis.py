@@ -36,6 +36,10 @@ _FIX_OF_QUEUED = (
     "Wait, or free room in the queue that spec.cluster.queueName names: `kubectl get localqueues,clusterqueues` shows "
     "how full the queues are."
 )
+_FIX_OF_INADMISSIBLE = (
+    "Create or start the queue that Kueue names; the job then starts without further action. Or suspend the job, "
+    "correct queueName in spec.cluster or its profile, and set spec.suspend to false."
+)
 _FIX_OF_INACTIVE = (
     "Fix what Kueue reports, then set spec.active of Workload {} to true. Or suspend the job and resume it: its next "
     "attempt has another Workload."
@@ -147,6 +151,11 @@ def _wait_in_queue(seen: Seen, now: float, word: str, waits: str) -> Diagnosis:
         workload = part(seen.workload, "metadata.name")
         what = f"{waits} Workload {workload} is deactivated, so Kueue does not admit it, whatever room the queue has."
         return Diagnosis(word, what, _FIX_OF_INACTIVE.format(workload), by_operator=False)
+    conditions = part(seen.workload, "status.conditions") or ()
+    refused = (each for each in conditions if (each.get("type"), each.get("status")) == ("QuotaReserved", "False"))
+    if any(each.get("reason") == "Inadmissible" for each in refused):
+        what = f"{waits} Kueue cannot admit it, whatever room there is."
+        return Diagnosis(word, what, _FIX_OF_INADMISSIBLE, by_operator=False)
     return Diagnosis(word, waits, _FIX_OF_QUEUED)
 
 

@@ -138,6 +138,18 @@ def test_ray_job_that_someone_has_suspended_is_not_said_to_be_in_a_queue(labels:
     assert "Wait, or free room in the queue" in diagnose(of_kueue, NOW + PATIENCE_SECONDS).fix
 
 
+@pytest.mark.parametrize(("reason", "named"), [("Inadmissible", True), ("Pending", False)])
+def test_queue_that_admits_nothing_is_not_said_to_be_full(reason: str, named: bool) -> None:
+    """Kueue says so of a queue that does not exist, or is stopped."""
+    refused = {"type": "QuotaReserved", "status": "False", "reason": reason, "message": "LocalQueue x doesn't exist"}
+    workload = {"metadata": {"name": "rayjob-1"}, "status": {"conditions": [refused]}}
+    ray_job = {"metadata": {"name": "triage-a1", "labels": {"kueue.x-k8s.io/queue-name": "x"}}}
+    found = diagnose(Seen(job_with(status_of(Phase.QUEUED, Reason.QUEUED)), ray_job=ray_job, workload=workload), NOW)
+    assert ("Kueue cannot admit it, whatever room there is." in found.what) == named
+    assert ("Create or start the queue that Kueue names" in found.fix) == named
+    assert ("Wait, or free room" in found.fix) != named
+
+
 @pytest.mark.parametrize("active", [True, False, None])
 def test_workload_that_is_deactivated_is_named(active: bool | None) -> None:
     """Kueue deactivates one that was evicted too often. It stays so, however much room the queue has."""
