@@ -32,9 +32,12 @@ QUOTA_OF_PODS: Final = (
     "An administrator raises this quota, or other pods of the namespace end; the job then continues without further "
     "action. Fewer workers need a new job."
 )
+VOLUME_LIMIT: Final = (
+    "Suspend the job, raise the emptyDir of this volume in spec.cluster.volumes, and set spec.suspend to false."
+)
 STORAGE_LIMIT: Final = (
-    "Suspend the job, raise the emptyDir of the volume, or ephemeralStorage in spec.cluster, and set spec.suspend to "
-    "false."
+    "An administrator raises the limit of ephemeral-storage that a LimitRange of the namespace, or a webhook, gives to "
+    "containers: the operator sets none. The job then continues without further action."
 )
 POD_FIELDS: Final = (
     "Suspend the job, correct the fields in the message, in spec.cluster or its profile, and set spec.suspend to false."
@@ -138,6 +141,7 @@ OWN_FIXES: Final = (
     LIMIT_RANGE,
     QUOTA_OF_OBJECTS,
     QUOTA_OF_PODS,
+    VOLUME_LIMIT,
     STORAGE_LIMIT,
     POD_FIELDS,
     CLAIM_MISSING,

@@ -79,6 +79,7 @@ _FIXES_BY_CAUSE = {
         (re.compile("^Certificate .{0,300}(404 page not found|could not find the requested)"), fixes.CERT_MANAGER),
     ),
     Reason.CRASH_LOOP: (
+        (re.compile("^pod [^ ]+: Evicted: Usage of EmptyDir "), fixes.VOLUME_LIMIT),
         (re.compile("^pod [^ ]+: Evicted: "), fixes.STORAGE_LIMIT),
         (re.compile(": container certificate .{1,80}: no certificate: .{0,60}cert-manager "), fixes.AUTHORITY),
     ),

@@ -234,23 +234,23 @@ def test_pod_that_the_cluster_stops_is_no_crash(reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "is_own"),
+    ("message", "fix"),
     [
-        ('Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". ', True),
-        ('Container ray-head exceeded its local ephemeral storage limit "1Gi". ', True),
-        ("Pod ephemeral local storage usage exceeds the total limit of containers 2Gi. ", True),
-        ("The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi. ", False),
+        ('Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". ', fixes.VOLUME_LIMIT),
+        ('Container ray-head exceeded its local ephemeral storage limit "1Gi". ', fixes.STORAGE_LIMIT),
+        ("Pod ephemeral local storage usage exceeds the total limit of containers 2Gi. ", fixes.STORAGE_LIMIT),
+        ("The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi. ", ""),
     ],
 )
-def test_pod_that_is_evicted_for_its_own_storage_is_a_crash(message: str, is_own: bool) -> None:
-    """The next pod is evicted, too."""
+def test_pod_that_is_evicted_for_its_own_storage_is_a_crash(message: str, fix: str) -> None:
+    """The next pod is evicted, too. The operator sets no limit of ephemeral storage, but a LimitRange may."""
     cluster, operator = starting_job()
     evicted = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
     replace_head(cluster, HEAD, failed(cluster, 600, reason="Evicted", message=message, conditions=[evicted]))
     operator.settle()
-    if is_own:
+    if fix:
         shown = condition(cluster, "Stalled")["message"]
-        assert shown == f"pod {HEAD}: Evicted: {message.strip().rstrip('.')}: {fixes.STORAGE_LIMIT}"
+        assert shown == f"pod {HEAD}: Evicted: {message.strip().rstrip('.')}: {fix}"
     else:
         assert stalled(cluster) == ("False", "NotBlocked")
 
