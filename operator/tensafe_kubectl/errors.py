@@ -31,7 +31,7 @@ _DENIED = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)" in API group "(?P<group>[^"]*)"'
 )
 """How RBAC refuses a request."""
-_INSTALL = "helm install tensafe charts/tensafe, or kubectl apply -f crds/"
+_INSTALL = "helm upgrade --install tensafe charts/tensafe, or kubectl apply -f crds/"
 
 
 class CommandError(Exception):

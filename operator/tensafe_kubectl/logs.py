@@ -269,7 +269,7 @@ def _no_pods(api: Api, job: Object, number: int | None, workers: bool) -> str:
     attempt = attempts[number]
     if not attempt.get("endTime"):
         what = "worker pods" if workers else "pods"
-        return f"attempt {number} of the job {name} has no {what} yet: `kubectl tensafe explain {name} -n {namespace}`"
+        return f"attempt {number} of the job {name} has no {what} now: `kubectl tensafe explain {name} -n {namespace}`"
     return (
         f"the pods of attempt {number} are gone: KubeRay removes them when an attempt has ended. It ended with "
         f"{clean(attempt.get('reason'))}: {clean(attempt.get('message')).rstrip('.')}. "
