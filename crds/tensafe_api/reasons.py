@@ -261,7 +261,8 @@ class Reason(StrEnum):
     )
     GUARD_MISSING = (
         "GuardMissing",
-        "The admission policies that protect ledgers are missing or were changed, so a ledger could be falsified.",
+        "The admission policies that protect ledgers are missing or were changed, so a ledger could be falsified; or "
+        "the operator may not read them.",
         "A cluster administrator applies crds/ again or upgrades the chart; the job then continues without further "
         "action.",
     )
@@ -322,7 +323,7 @@ class Reason(StrEnum):
     )
     CRASH_LOOP = (
         "CrashLoop",
-        "A pod fails right after its start, and KubeRay replaces it without end.",
+        "A pod fails, and each pod with which KubeRay replaces it is likely to fail alike.",
         "Suspend the job, fix the problem in the message, and set spec.suspend to false. A custom image must contain "
         "Ray, bash and tensafe; a container that was OOMKilled needs more memory.",
     )
