@@ -304,7 +304,7 @@ class ApiClient:
             headers["Content-Type"] = content_type
         if authorization := self._connection.authorization():
             headers["Authorization"] = authorization
-        data = None if body is None else json.dumps(body)
+        data = None if body is None else _encode(body)
         sent = time.monotonic()
         try:
             async with self._open_session().request(
@@ -332,6 +332,13 @@ class ApiClient:
                 headers={"User-Agent": self._field_manager},
             )
         return self._session
+
+
+def _encode(body: Any) -> bytes:
+    """JSON that is never longer than what the API server stores of it. So an object that it can store, of 1.5 MB, fits
+    into a request of 3 MiB together with its new status. As ASCII, a character would take up to three times as much.
+    """
+    return json.dumps(body, ensure_ascii=False).encode(errors="replace")
 
 
 async def _read(answer: aiohttp.ClientResponse, largest: int | None) -> bytes:

@@ -211,3 +211,19 @@ def test_status_is_written_with_the_spec_whose_fields_the_crd_must_know() -> Non
     assert validation == "Strict"
     written = {each["path"]: each["value"] for each in operations}
     assert written == {"/metadata/resourceVersion": "7", "/spec": {"new": 1}, "/status": {"phase": "Running"}}
+
+
+def test_request_is_no_longer_than_what_the_api_server_stores() -> None:
+    """A job of 1.5 MB would otherwise need more than the 3 MiB of a request, in which its spec is sent too."""
+    sent: list[bytes] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        sent.append(await request.read())
+        return web.json_response({})
+
+    async def run() -> None:
+        async with client_of(answer) as client:
+            await client.review("TokenReview", {"token": "\N{GRINNING FACE}ü\ud800"})
+
+    asyncio.run(run())
+    assert '"\N{GRINNING FACE}ü?"'.encode() in sent[0]
