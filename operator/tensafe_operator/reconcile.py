@@ -29,6 +29,7 @@ from tensafe_operator.corrections import Corrections
 from tensafe_operator.event_recorder import job_fields
 from tensafe_operator.kinds import KINDS
 from tensafe_operator.observe import observe, observe_profile
+from tensafe_operator.opaque_parts import without_large_parts
 from tensafe_operator.plan import decide
 from tensafe_operator.plan.blockers import status_of_refusal
 from tensafe_operator.plan.conditions import status_of_failed_reconcile
@@ -39,7 +40,7 @@ from tensafe_operator.plan.privacy_status import has_fallen
 from tensafe_operator.runtime.api_client import ApiClient
 from tensafe_operator.runtime.api_errors import BAD_REQUEST, INVALID, ApiError, ApiUnavailable
 from tensafe_operator.runtime.work_queue import COMPUTATIONS, LONGEST_RETRY_SECONDS, TakesLong
-from tensafe_operator.served_fields import FieldsDropped, LedgerShortened
+from tensafe_operator.served_fields import FieldsDropped, LedgerShortened, lost_field, why_dropped
 from tensafe_operator.settings import Settings
 
 T = TypeVar("T")
@@ -135,6 +136,7 @@ class Reconciler:
                 again = await observe(self._api, namespace, name, observed)
                 if again is None:
                     return None
+                _check_spec(observed.job, again.job)
                 observed = replace(again, guarded=guarded)
                 decision = await self._decide(observed, patient)
             elif guarded != observed.guarded:
@@ -302,6 +304,18 @@ def _group(job: Object) -> str:
     if Phase(status.get("phase") or Phase.PENDING).final:
         return "ended"
     return "begun" if status.get("ledgerUID") else "new"
+
+
+def _check_spec(cached: Object, read: Object) -> None:
+    """Check that a job has not lost fields of its spec since it was cached, except by a change of its author.
+
+    Raises:
+        FieldsDropped: the API server has read it under older CRDs. What is decided on the rest would be wrong.
+    """
+    if cached["metadata"].get("generation") != read["metadata"].get("generation"):
+        return
+    if lost := lost_field(cached["spec"], without_large_parts(read["spec"]), "spec"):
+        raise FieldsDropped.because(why_dropped(lost))
 
 
 def _opens_ledger(decision: Decision) -> bool:

@@ -15,6 +15,8 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import GROUP, VERSION
 from tensafe_operator.runtime.api_client import ApiClient
 
+_MISSING = object()
+
 
 class FieldsDropped(Exception):
     """The API server may drop fields of jobs or ledgers that this release knows. `str()` says why."""
@@ -53,6 +55,19 @@ async def dropped_fields(api: ApiClient) -> list[str]:
             outermost = {each for each in missing if not any(each.startswith(f"{other}.") for other in missing)}
             dropped += [f"{kind.plural}.{each}" for each in sorted(outermost)]
     return dropped
+
+
+def lost_field(before: Any, after: Any, path: str) -> str:
+    """The path of the first field that `before` has and `after` lacks; empty without one."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        inner = ((before[name], after.get(name, _MISSING), f"{path}.{name}") for name in before)
+    elif isinstance(before, list) and isinstance(after, list):
+        inner = (
+            (one, other, f"{path}[{number}]") for number, (one, other) in enumerate(zip(before, after, strict=False))
+        )
+    else:
+        return path if after is _MISSING else ""
+    return next((lost for each in inner if (lost := lost_field(*each))), "")
 
 
 @cache

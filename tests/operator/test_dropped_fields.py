@@ -16,7 +16,7 @@ from tensafe_operator import names, reconcile
 from tensafe_operator.plan.observed import Decision, Observed
 from tensafe_operator.reconcile import BEGIN_SECONDS, DROPPED_SECONDS, SHORTENED_SECONDS, Reconciler
 from tensafe_operator.runtime.api_errors import INVALID, UnknownFields
-from tensafe_operator.served_fields import FieldsDropped
+from tensafe_operator.served_fields import FieldsDropped, lost_field
 
 STARTED_FROM = {"spec__lora": {"initFrom": {"uri": "s3://models/final", "earlierSteps": EARLIER_STEPS}}}
 
@@ -135,6 +135,34 @@ def test_status_that_would_delete_fields_of_the_job_is_reported_and_not_written(
     (event,) = api.created
     assert "older than the operator, and drop spec.lora.initFrom: " in event["message"]
     assert event["message"].endswith(Reason.GUARD_MISSING.fix)
+
+
+def test_no_attempt_ends_by_a_job_that_was_read_without_its_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard's answer may be two seconds old. The status would be written with what is left of the job."""
+    cluster = charged_job()
+    cluster.delete_ray_job("claims-triage-a1", cluster.ray_jobs["claims-triage-a1"]["metadata"]["uid"])
+    whole = copy.deepcopy(cluster.job)
+    del cluster.job["spec"]["lora"]["initFrom"]
+    serve(monkeypatch, cluster)
+    cluster.job = whole
+    api = Api(age=-1.0)
+    assert api.reconcile(cluster) == cluster.now + DROPPED_SECONDS
+    assert api.statuses == []
+    (event,) = api.created
+    assert "older than the operator, and drop spec.lora.initFrom: " in event["message"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lost"),
+    [
+        ({"a": {"b": 1}}, {"a": {"b": 2, "c": 3}}, ""),
+        ({"a": {"b": 1}}, {"a": {}}, "spec.a.b"),
+        ({"a": [{"b": None}]}, {"a": [{}]}, "spec.a[0].b"),
+        ({"a": {"b": 1}}, {}, "spec.a"),
+    ],
+)
+def test_field_that_is_lost_is_found_at_any_depth(before: Any, after: Any, lost: str) -> None:
+    assert lost_field(before, after, "spec") == lost
 
 
 class DroppingApi(Api):

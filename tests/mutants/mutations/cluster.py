@@ -168,6 +168,11 @@ CLUSTER: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        "an attempt is decided on by a job that was read without its fields",
+        (Edit("operator/tensafe_operator/reconcile.py", "                _check_spec(observed.job, again.job)\n", ""),),
+        ("tests/operator/test_dropped_fields.py::test_no_attempt_ends_by_a_job_that_was_read_without_its_fields",),
+    ),
+    Mutation(
         "a field that has its default again counts as never changed",
         (
             Edit(
