@@ -267,6 +267,8 @@ def _of_attempts(job: Object) -> Iterator[str]:
             code = f", exit code {attempt['exitCode']}" if attempt.get("exitCode") is not None else ""
             message = f": {attempt['message']}" if attempt.get("message") else ""
             yield f"Attempt {attempt['number']} ended: {attempt.get('reason')}{code}{message}"
+        elif attempt.get("message") and not attempt.get("endTime"):
+            yield f"Attempt {attempt['number']}: {attempt['message']}"
 
 
 def _of_workload(workload: Object | None) -> Iterator[str]:

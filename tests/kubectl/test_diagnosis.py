@@ -192,6 +192,13 @@ def test_running_job_without_a_step_for_long_is_noticed() -> None:
     assert diagnose(Seen(job_with(status)), NOW + 3600).evidence == ["The last step was done 60 minutes ago."]
 
 
+def test_pods_that_an_open_attempt_has_lost_are_named() -> None:
+    """KubeRay deletes such a pod, so it is in no list of pods."""
+    lost = "pod triage-a1-worker: Evicted: The node was low on resource: ephemeral-storage"
+    status = {**status_of(Phase.STARTING, Reason.STARTING), "attempts": [{"number": 1, "message": lost}]}
+    assert diagnose(Seen(job_with(status)), NOW).evidence == [f"Attempt 1: {lost}"]
+
+
 def test_running_job_whose_first_steps_are_not_over_says_so() -> None:
     status = status_of(Phase.RUNNING, Reason.TRAINING)
     assert diagnose(Seen(job_with(status)), NOW).evidence == ["The first steps are charged, and not over yet."]
