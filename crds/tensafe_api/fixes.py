@@ -33,7 +33,8 @@ QUOTA_OF_PODS: Final = (
     "action. Fewer workers need a new job."
 )
 VOLUME_LIMIT: Final = (
-    "Suspend the job, raise the emptyDir of this volume in spec.cluster.volumes, and set spec.suspend to false."
+    "Suspend the job, raise the emptyDir of this volume in volumes of spec.cluster or its profile, and set "
+    "spec.suspend to false. The volume shared-mem is as large as the memory of its pod."
 )
 STORAGE_LIMIT: Final = (
     "An administrator raises the limit of ephemeral-storage that a LimitRange of the namespace, or a webhook, gives to "

@@ -26,6 +26,10 @@ from tensafe_operator.plan.parsing import IN_CREATION, has_condition, object_con
 
 POLL_SECONDS = 10.0
 """Polling interval for changes that no watch event reports."""
+_NOT_SERVED = (
+    "The API server does not serve RayJobs of ray.io/v1: KubeRay is not installed, is too old, or its CRD is being "
+    "replaced. Running pods continue."
+)
 _NEVER_PULLED = "ErrImageNeverPull"
 """The node does not have the image, and `imagePullPolicy: Never` forbids to pull it."""
 _UNSIGNED = "SignatureValidationFailed"
@@ -117,7 +121,7 @@ def find_blocker(observed: Observed) -> Blocker | None:
     if not observed.guarded:
         return Blocker(Reason.GUARD_MISSING, Reason.GUARD_MISSING.sentence)
     if not observed.kuberay:
-        return Blocker(Reason.KUBERAY_MISSING, Reason.KUBERAY_MISSING.sentence)
+        return Blocker(Reason.KUBERAY_MISSING, _NOT_SERVED)
     found = sorted(_blockers(observed), key=lambda each: each.reason is Reason.UNSCHEDULABLE)
     blocker = next(iter(found), None)
     return blocker and replace(blocker, fix=_fix_of_cause(observed, blocker))

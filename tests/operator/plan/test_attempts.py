@@ -222,6 +222,8 @@ def test_attempt_goes_on_where_its_ray_job_was_only_not_served_for_a_while() -> 
     operator.settle()
     stalled = condition(cluster, "Stalled")
     assert (stalled["status"], stalled["reason"]) == ("True", "KubeRayMissing")
+    assert "does not serve RayJobs of ray.io/v1" in stalled["message"]
+    assert "Running pods continue: " in stalled["message"]
     assert operator.wake == cluster.now + POLL_SECONDS
     cluster.ray_jobs, cluster.kuberay = ray_jobs, True
     operator.settle()
