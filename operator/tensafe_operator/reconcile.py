@@ -128,7 +128,8 @@ class Reconciler:
         observed = replace(observed, guarded=guarded)
         async with self._failure_in_status(observed, patient):
             decision = await self._decide(observed, patient)
-            shortened = ledger_is_shortened(observed) or has_fallen(observed.job.get("status") or {}, decision.status)
+            cached_shortened = ledger_is_shortened(observed)
+            shortened = cached_shortened or has_fallen(observed.job.get("status") or {}, decision.status)
             if decision.irreversible or shortened or _opens_ledger(decision):
                 guarded = await self._guarded(within=0.0 if shortened else BEGIN_SECONDS)
             if (decision.irreversible or shortened) and is_cached:
@@ -142,6 +143,11 @@ class Reconciler:
             elif guarded != observed.guarded:
                 observed = replace(observed, guarded=guarded)
                 decision = await self._decide(observed, patient)
+            if ledger_is_shortened(observed) and not cached_shortened:
+                # It was read under older CRDs, in the seconds for which the guard's answer is used; or it was written
+                # just now, and the cache gets it next.
+                await self._guarded(within=0.0)
+                return self._clock() + RETRY_SECONDS
             if ledger_is_shortened(observed):
                 raise LedgerShortened(LEDGER_SHORTENED)
             try:

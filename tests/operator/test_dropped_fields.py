@@ -14,7 +14,7 @@ from tensafe_api import fixes
 from tensafe_api.reasons import Reason
 from tensafe_operator import names, reconcile
 from tensafe_operator.plan.observed import Decision, Observed
-from tensafe_operator.reconcile import BEGIN_SECONDS, DROPPED_SECONDS, SHORTENED_SECONDS, Reconciler
+from tensafe_operator.reconcile import BEGIN_SECONDS, DROPPED_SECONDS, RETRY_SECONDS, SHORTENED_SECONDS, Reconciler
 from tensafe_operator.runtime.api_errors import INVALID, UnknownFields
 from tensafe_operator.served_fields import FieldsDropped, lost_field
 
@@ -150,6 +150,24 @@ def test_no_attempt_ends_by_a_job_that_was_read_without_its_fields(monkeypatch: 
     assert api.statuses == []
     (event,) = api.created
     assert "older than the operator, and drop spec.lora.initFrom: " in event["message"]
+
+
+@pytest.mark.parametrize("are_older", [True, False], ids=["under older CRDs", "a moment before"])
+def test_ledger_that_was_only_read_without_its_fields_is_not_called_shortened(
+    are_older: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The author would be told to delete the job."""
+    cluster = charged_job()
+    cluster.delete_ray_job("claims-triage-a1", cluster.ray_jobs["claims-triage-a1"]["metadata"]["uid"])
+    whole = cluster.ledger
+    shorten(cluster)
+    serve(monkeypatch, cluster)
+    cluster.ledger = whole
+    api = Api(age=1.0 if are_older else -1.0)
+    assert api.reconcile(cluster) == cluster.now + (DROPPED_SECONDS if are_older else RETRY_SECONDS)
+    assert api.statuses == []
+    messages = [event["message"] for event in api.created]
+    assert ["the CRDs drop" in message for message in messages] == [True] * are_older
 
 
 @pytest.mark.parametrize(
