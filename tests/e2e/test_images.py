@@ -44,9 +44,10 @@ def test_images_have_an_unprivileged_user_and_no_build_tools_and_the_operators_h
 
 
 def test_helm_test_succeeds_as_a_pod(disposable_cluster: Cluster) -> None:
-    done = helm("test", "tensafe", "--namespace", SYSTEM, kubeconfig=disposable_cluster.kubeconfig, check=False)
+    arguments = ("test", "tensafe", "--namespace", SYSTEM, "--logs")  # as in docs/install.md
+    done = helm(*arguments, kubeconfig=disposable_cluster.kubeconfig, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Phase:          Succeeded" in done.stdout
+    assert "Phase:          Succeeded" in done.stdout and "POD LOGS: tensafe-operator-test" in done.stdout
 
 
 def test_operators_image_is_small(disposable_cluster: Cluster) -> None:

@@ -78,12 +78,12 @@ app.kubernetes.io/part-of: tensafe
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
-{{/* Annotations of an object of `helm test`, from its weight: objects are created in this order. The pod of a failed
-test stays until the next one, and with it its log. */}}
+{{/* Annotations of an object of `helm test`, from its weight: objects are created in this order. The pod, of
+weight 0, stays until the next test, because `helm test --logs` reads its log last. */}}
 {{- define "tensafe.testHook" -}}
 helm.sh/hook: test
 helm.sh/hook-weight: {{ . | quote }}
-helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+helm.sh/hook-delete-policy: before-hook-creation{{ if ne . "0" }},hook-succeeded{{ end }}
 {{- end -}}
 
 {{/* What the pods of jobs may connect to, as JSON. */}}
