@@ -156,7 +156,7 @@ def test_no_attempt_ends_by_a_job_that_was_read_without_its_fields(monkeypatch: 
 def test_ledger_that_was_only_read_without_its_fields_is_not_called_shortened(
     are_older: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The author would be told to delete the job."""
+    """The advice for a shortened ledger is to delete the job."""
     cluster = charged_job()
     cluster.delete_ray_job("claims-triage-a1", cluster.ray_jobs["claims-triage-a1"]["metadata"]["uid"])
     whole = cluster.ledger
