@@ -134,6 +134,10 @@ LEDGER_SHORTENED: Final = (
     "are in its manifest, and in the statement of the adapter from which it started."
 )
 JOB_TOO_LARGE: Final = "Edit the job to remove labels, annotations or finalizers, or create a smaller one."
+PARAMETERS_TOO_LARGE: Final = (
+    "Suspend the job, shorten its longest texts, such as those of cluster.env and podAnnotations, and set spec.suspend "
+    "to false. If the longest cannot change, create a smaller job."
+)
 OWN_FIXES: Final = (
     JOB_KEY,
     OBJECT_OF_ATTEMPT,
@@ -167,6 +171,7 @@ OWN_FIXES: Final = (
     LOST_AGAIN,
     LEDGER_SHORTENED,
     JOB_TOO_LARGE,
+    PARAMETERS_TOO_LARGE,
 )
 
 

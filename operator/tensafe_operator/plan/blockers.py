@@ -79,6 +79,7 @@ _FIXES_BY_CAUSE = {
             fixes.POD_FIELDS,
         ),
         (re.compile('^NetworkPolicy .{1,600}" is invalid: '), fixes.NETWORK_POLICY),
+        (re.compile('^ConfigMap .{1,600}" is invalid: .{0,80}Too long: '), fixes.PARAMETERS_TOO_LARGE),
         (re.compile("^(NetworkPolicy|RoleBinding) .{1,300}: it was brought back "), fixes.CHANGED_BY_OTHERS),
         (re.compile("^Certificate .{0,300}(404 page not found|could not find the requested)"), fixes.CERT_MANAGER),
     ),

@@ -99,6 +99,15 @@ def test_certificate_without_cert_manager_has_a_fix_of_its_own() -> None:
     assert state.message.endswith(fixes.CERT_MANAGER)
 
 
+def test_parameters_that_fit_into_no_config_map_are_shortened_by_the_author() -> None:
+    name = "claims-triage-a2-0123456789ab"
+    refused = f'ConfigMap "{name}" is invalid: []: Too long: may not be more than 1048576 bytes'
+    warning = ClusterWarning("ConfigMap", name, "Forbidden", refused)
+    state = starting_state(Observed(FakeCluster.with_job().job, warnings=(warning,)), Phase.STARTING)
+    assert state.reason is Reason.FORBIDDEN
+    assert state.message.endswith(fixes.PARAMETERS_TOO_LARGE)
+
+
 @pytest.mark.parametrize(
     ("account", "cause", "fix"),
     [
