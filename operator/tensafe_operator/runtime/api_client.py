@@ -338,7 +338,7 @@ def _encode(body: Any) -> bytes:
     """JSON that is never longer than what the API server stores of it. So an object that it can store, of 1.5 MB, fits
     into a request of 3 MiB together with its new status. As ASCII, a character would take up to three times as much.
     """
-    return json.dumps(body, ensure_ascii=False).encode(errors="replace")
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
 async def _read(answer: aiohttp.ClientResponse, largest: int | None) -> bytes:
