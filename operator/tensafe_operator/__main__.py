@@ -104,7 +104,7 @@ async def operate(settings: Settings, shutdown: Shutdown) -> int:
         ended = [each for each in changes if each.done() and not each.cancelled()]
         restart = not stop.is_set() and any(not each.exception() for each in ended)
         if restart:
-            log.info("the cluster has new kinds of objects or other namespaces: restarting to watch them")
+            log.info("the cluster has new kinds of objects, other namespaces or newer CRDs: reading everything again")
         configuration_error = _log_errors(tasks)
         await tasks.cancel_all()
         await election.give_up()
@@ -131,8 +131,8 @@ async def _lead(
     """Start to watch and reconcile.
 
     Returns:
-        The tasks that end when the cluster has new kinds, or when other namespaces can be served. None of them if a
-        task has ended before everything was started.
+        The tasks that end when everything has to be read again: the cluster has new kinds, other namespaces can be
+        served, or the CRDs were older for a time. None of them if a task has ended before everything was started.
     """
     cache, ready = Cache[ClusterWarning](KINDS), asyncio.Event()
     job_metrics = JobMetrics(metrics.registry, per_job=settings.metrics_per_job)
@@ -201,7 +201,10 @@ async def _lead(
     if not await tasks.complete("starting kopf", ready.wait()):
         return []
     handle_signals()  # kopf has replaced the signal handlers
-    changes = [tasks.start("waiting for new kinds", wait_for_new_kinds(api, KINDS, known.result()))]
+    changes = [
+        tasks.start("waiting for new kinds", wait_for_new_kinds(api, KINDS, known.result())),
+        tasks.start("waiting for CRDs that keep every field", guard.wait_until_crds_are_back()),
+    ]
     if settings.namespaces:
         others = wait_for_other_namespaces(api, KINDS, settings.namespaces, served)
         changes.append(tasks.start("waiting for other namespaces", others))

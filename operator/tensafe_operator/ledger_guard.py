@@ -10,6 +10,7 @@ changed at all then, not even its status: a write would delete the fields for go
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -19,12 +20,15 @@ from prometheus_client import CollectorRegistry, Gauge
 from tensafe_api.admission_policy import BINDING_KIND, POLICY_KIND, admission_policies, is_enforced
 from tensafe_operator.names import METRICS_PREFIX
 from tensafe_operator.runtime.api_client import ApiClient
-from tensafe_operator.runtime.api_errors import ApiError
+from tensafe_operator.runtime.api_errors import ApiError, ApiUnavailable
 from tensafe_operator.served_fields import FieldsDropped, dropped_fields, why_dropped
 
 PRESENT_SECONDS, ABSENT_SECONDS = 60.0, 10.0
 """For how long an answer is used: a policy that is missing is looked for again soon."""
+SETTLED_SECONDS = 5.0
+"""How long each API server may take until it serves a CRD that was changed."""
 _SHOWN = 3
+_READS_AGAIN = "the CRDs of the cluster were older than the operator until now, and everything is read again"
 log = logging.getLogger(__name__)
 
 
@@ -48,7 +52,7 @@ class LedgerGuard:
         self._api, self._clock = api, clock
         self._gauge = guard_gauge(registry)
         self._present, self._checked, self._keep_for = True, float("-inf"), 0.0
-        self._why_dropped = ""
+        self._why_dropped, self._reads_again = "", False
         self._checking = asyncio.Lock()
 
     async def is_present(self, *, within: float | None = None) -> bool:
@@ -58,7 +62,8 @@ class LedgerGuard:
             within: how many seconds old the answer may be. None: PRESENT_SECONDS, or ABSENT_SECONDS if they are not.
 
         Raises:
-            FieldsDropped: if the CRDs are those of an earlier release, or cannot be read.
+            FieldsDropped: if the CRDs are those of an earlier release, or cannot be read; and from then on, because
+                what was read meanwhile may lack fields (see `wait_until_crds_are_back`).
             ApiUnavailable: if the API server does not answer.
         """
         async with self._checking:  # of many jobs, one asks
@@ -67,12 +72,33 @@ class LedgerGuard:
                 await self.check()
         if self._why_dropped:
             raise FieldsDropped.because(self._why_dropped)
+        if self._reads_again:
+            raise FieldsDropped(_READS_AGAIN)
         return self._present
+
+    async def wait_until_crds_are_back(self) -> None:
+        """Return once the CRDs have lacked fields, and have had all of them for SETTLED_SECONDS.
+
+        Then everything has to be read again: what was cached meanwhile may lack fields, and the cache replaces only
+        objects that have changed.
+        """
+        were_back = False
+        while True:
+            await asyncio.sleep(SETTLED_SECONDS)
+            if not self._reads_again:
+                continue
+            with contextlib.suppress(ApiUnavailable):
+                async with self._checking:
+                    await self.check()
+                if were_back and not self._why_dropped:
+                    return
+                were_back = not self._why_dropped
 
     async def check(self) -> None:
         """Read the policies and the CRDs from the API server."""
         missing = await missing_policies(self._api)
         self._why_dropped = await _why_fields_are_dropped(self._api)
+        self._reads_again |= bool(self._why_dropped)
         well = not missing and not self._why_dropped
         self._present = not missing
         self._gauge.set(well)

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tensafe_api.admission_policy import BINDING_KIND, POLICY_KIND, admission_policies
 from tensafe_api.crd import DEFINITION_KIND, JOBS, LEDGERS, ResourceKind, custom_resource_definition
+from tensafe_operator import ledger_guard
 from tensafe_operator.ledger_guard import ABSENT_SECONDS, PRESENT_SECONDS, LedgerGuard
 from tensafe_operator.runtime.api_errors import FORBIDDEN, ApiError, ApiUnavailable
 from tensafe_operator.served_fields import FieldsDropped
@@ -113,11 +114,50 @@ def test_crds_that_lack_a_field_are_older_and_no_job_is_read_with_them(caplog: p
         assert not policies.exported() and "privacyledgers.spec.mechanism.earlierSteps" in caplog.text
         mechanism["earlierSteps"] = removed
         policies.now += ABSENT_SECONDS
+        with pytest.raises(FieldsDropped, match="everything is read again"):
+            await guard.is_present()
+        assert policies.exported()
+
+    asyncio.run(run())
+
+
+def test_crds_that_become_older_are_noticed_when_the_answer_is_old() -> None:
+    policies = Policies()
+
+    async def run() -> None:
+        guard = policies.guard()
         assert await guard.is_present()
-        del mechanism["earlierSteps"]
+        del policies.schema(LEDGERS)["spec"]["properties"]["mechanism"]["properties"]["earlierSteps"]
         assert await guard.is_present(), "the answer is used for a minute"
         with pytest.raises(FieldsDropped):
             await guard.is_present(within=0.0)
+
+    asyncio.run(run())
+
+
+def test_everything_is_read_again_once_the_crds_are_back_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache replaces no object that has not changed, and has those that were read under the older CRDs."""
+    monkeypatch.setattr(ledger_guard, "SETTLED_SECONDS", 0.0)
+    policies = Policies()
+    mechanism = policies.schema(LEDGERS)["spec"]["properties"]["mechanism"]["properties"]
+    removed = mechanism["earlierSteps"]
+
+    async def checks_after(guard: LedgerGuard, count: int) -> None:
+        seen = policies.requests + 6 * count
+        while policies.requests < seen:
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        guard = policies.guard()
+        waiting = asyncio.create_task(guard.wait_until_crds_are_back())
+        assert await guard.is_present()
+        del mechanism["earlierSteps"]
+        with pytest.raises(FieldsDropped):
+            await guard.is_present(within=0.0)
+        await checks_after(guard, 3)
+        assert not waiting.done()
+        mechanism["earlierSteps"] = removed
+        await asyncio.wait_for(waiting, 10)
 
     asyncio.run(run())
 

@@ -81,6 +81,27 @@ def test_job_and_ledger_that_were_rewritten_under_older_crds_are_never_counted(t
         plane.stop()
 
 
+def test_job_that_was_first_read_under_older_crds_starts_with_all_its_fields(tmp_path: Any) -> None:
+    """It was created while no operator ran. Nothing changes it later, so no event replaces the cached copy."""
+    plane = OperatorHarness(tmp_path)
+    try:
+        plane.start()
+        plane.apply("one", changes=STARTED_FROM)
+        install_older_crds(plane)
+        plane.wait_until(lambda: "initFrom" not in json.dumps((plane.get("tsj", "one") or {})["spec"]))
+        plane.operator()
+        plane.wait_until(lambda: warnings(plane, "one"), 120)
+
+        plane.install_our_crds()
+        plane.wait_until(lambda: plane.started("one"), 120)
+        job = plane.get("tsj", "one")
+        assert job is not None
+        ledger = plane.get("pledger", job["status"]["ledgerName"])
+        assert ledger is not None and ledger["spec"]["mechanism"]["earlierSteps"] == EARLIER_STEPS
+    finally:
+        plane.stop()
+
+
 def test_no_status_is_written_under_older_crds_that_the_guard_has_not_seen_yet(tmp_path: Any) -> None:
     """The write would delete the job's new fields for good, such as the adapter from which it starts."""
     plane = OperatorHarness(tmp_path)

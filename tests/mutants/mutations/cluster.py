@@ -173,6 +173,14 @@ CLUSTER: tuple[Mutation, ...] = (
         ("tests/operator/test_dropped_fields.py::test_no_attempt_ends_by_a_job_that_was_read_without_its_fields",),
     ),
     Mutation(
+        "jobs are decided on with copies that were read under older CRDs",
+        (Edit("operator/tensafe_operator/ledger_guard.py", "self._reads_again |= bool(self._why_dropped)", "pass"),),
+        (
+            "tests/operator/test_ledger_guard.py::test_crds_that_lack_a_field_are_older_and_no_job_is_read_with_them",
+            "tests/operator/test_ledger_guard.py::test_everything_is_read_again_once_the_crds_are_back_for_some_seconds",
+        ),
+    ),
+    Mutation(
         "a field that has its default again counts as never changed",
         (
             Edit(
