@@ -142,7 +142,7 @@ def test_everything_is_read_again_once_the_crds_are_back_for_some_seconds(monkey
     mechanism = policies.schema(LEDGERS)["spec"]["properties"]["mechanism"]["properties"]
     removed = mechanism["earlierSteps"]
 
-    async def checks_after(guard: LedgerGuard, count: int) -> None:
+    async def checks_after(count: int) -> None:
         seen = policies.requests + 6 * count
         while policies.requests < seen:
             await asyncio.sleep(0)
@@ -154,7 +154,7 @@ def test_everything_is_read_again_once_the_crds_are_back_for_some_seconds(monkey
         del mechanism["earlierSteps"]
         with pytest.raises(FieldsDropped):
             await guard.is_present(within=0.0)
-        await checks_after(guard, 3)
+        await asyncio.wait_for(checks_after(3), 10)
         assert not waiting.done()
         mechanism["earlierSteps"] = removed
         await asyncio.wait_for(waiting, 10)
