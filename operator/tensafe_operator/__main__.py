@@ -268,6 +268,7 @@ async def _first_list(
     while True:
         try:
             served = await served_namespaces(api, KINDS, settings.namespaces)
+            await guard.check()  # before the list too: older CRDs may be replaced while it is read
             await resync(api, cache, KINDS, served)
             await guard.check()
             return served

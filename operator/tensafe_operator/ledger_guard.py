@@ -96,13 +96,13 @@ class LedgerGuard:
 
     async def check(self) -> None:
         """Read the policies and the CRDs from the API server."""
-        missing = await missing_policies(self._api)
+        missing, before = await missing_policies(self._api), self._why_dropped
         self._why_dropped = await _why_fields_are_dropped(self._api)
         self._reads_again |= bool(self._why_dropped)
         well = not missing and not self._why_dropped
         self._present = not missing
         self._gauge.set(well)
-        if self._why_dropped:
+        if self._why_dropped and self._why_dropped != before:
             log.error("no job is changed: %s: apply crds/ of this release, or upgrade the chart", self._why_dropped)
         if missing:
             log.error(

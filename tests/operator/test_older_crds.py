@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -81,18 +82,39 @@ def test_job_and_ledger_that_were_rewritten_under_older_crds_are_never_counted(t
         plane.stop()
 
 
-def test_job_that_was_first_read_under_older_crds_starts_with_all_its_fields(tmp_path: Any) -> None:
+HELD = """
+import asyncio, os
+import tensafe_operator.runtime.resync as module
+
+async def held(*arguments, resync=module.resync):
+    await resync(*arguments)
+    open(os.environ["LISTED"], "w").close()
+    while not os.path.exists(os.environ["GO"]):
+        await asyncio.sleep(0.05)
+
+module.resync = held
+"""
+"""Code of an operator that has listed everything, and continues once a file exists."""
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed by the guard", "replaced before the guard looks"])
+def test_job_that_was_first_read_under_older_crds_starts_with_all_its_fields(tmp_path: Path, noticed: bool) -> None:
     """It was created while no operator ran. Nothing changes it later, so no event replaces the cached copy."""
     plane = OperatorHarness(tmp_path)
+    listed, go = tmp_path / "listed", tmp_path / "go"
     try:
         plane.start()
         plane.apply("one", changes=STARTED_FROM)
         install_older_crds(plane)
         plane.wait_until(lambda: "initFrom" not in json.dumps((plane.get("tsj", "one") or {})["spec"]))
-        plane.operator()
-        plane.wait_until(lambda: warnings(plane, "one"), 120)
-
+        plane.operator(before=HELD, LISTED=str(listed), GO=str(go))
+        plane.wait_until(listed.exists)
+        if noticed:
+            go.touch()
+            plane.wait_until(lambda: warnings(plane, "one"), 120)
         plane.install_our_crds()
+        plane.wait_until(lambda: "initFrom" in json.dumps((plane.get("tsj", "one") or {})["spec"]))
+        go.touch()
         plane.wait_until(lambda: plane.started("one"), 120)
         job = plane.get("tsj", "one")
         assert job is not None
