@@ -139,7 +139,7 @@ def test_operators_selectors_leave_the_pod_of_the_test_out() -> None:
     assert any(each and each.items() <= labels.items() for each in allowed), "it may ask for the operator's health"
 
 
-def test_good_installation_passes_and_leaves_nothing(installation: Installation) -> None:
+def test_good_installation_passes_and_leaves_only_the_log(installation: Installation) -> None:
     plane = installation.plane
     assert installation.helm("install", "tensafe", str(CHART), "--create-namespace").returncode == 0
     plane.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
