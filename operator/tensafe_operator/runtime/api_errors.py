@@ -21,6 +21,8 @@ _UNKNOWN_FIELD = re.compile('unknown field "([^"]{1,300})"')
 """How it reports, after the whole object, fields of a patched object that it does not know."""
 _BY_POLICY = re.compile("denied (the )?request")
 """How the API server repeats the word of a ValidatingAdmissionPolicy or of a webhook."""
+_LONGEST_NAMES = 1024
+"""The names of the object, of the policy and of its binding precede that."""
 
 
 class ApiError(Exception):
@@ -79,7 +81,8 @@ def error_of(status: int, document: Manifest, message: str) -> ApiError | ApiUna
         return ApiUnavailable(answered, webhook=_FAILED_WEBHOOK in message)
     if document.get("reason") == "AlreadyExists":
         return AlreadyExists(status, message)
-    if status == INVALID and (strict := _STRICT.search(message)):
+    of_policy = _BY_POLICY.search(message[:_LONGEST_NAMES]) is not None
+    if status == INVALID and not of_policy and (strict := _STRICT.search(message)):
         return UnknownFields(status, ", ".join(_UNKNOWN_FIELD.findall(strict[1])))
     if status == NOT_FOUND and not (document.get("details") or {}).get("name"):
         return UnknownKind(status, message)

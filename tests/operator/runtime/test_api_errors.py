@@ -21,8 +21,10 @@ def test_fields_that_would_be_dropped_are_named(fields: list[str]) -> None:
     [
         'spec.model.name: Invalid value: "x: strict decoding error: unknown field \\"spec\\"": too long',
         f'{PATCHED}strict decoding error: duplicate field "spec"',
+        "tensafetrainingjobs.tensafe.io \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied "
+        'request: x: strict decoding error: unknown field "spec.lora"',
     ],
-    ids=["text of a user", "another error"],
+    ids=["text of a user", "another error", "text of a policy"],
 )
 def test_other_refusals_name_no_field(message: str) -> None:
     error = error_of(INVALID, {}, message)
