@@ -79,7 +79,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
 {{/* Annotations of an object of `helm test`, from its weight: objects are created in this order. The pod, of
-weight 0, stays until the next test, because `helm test --logs` reads its log last. */}}
+weight 0, stays for its log until the next test. `helm test --logs` looks for a pod of the name of each object. */}}
 {{- define "tensafe.testHook" -}}
 helm.sh/hook: test
 helm.sh/hook-weight: {{ . | quote }}
