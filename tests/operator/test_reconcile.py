@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import pytest
 
@@ -22,8 +22,7 @@ from e2e.platform.fixtures.job_harness import FINAL, JobHarness
 from e2e.platform.fixtures.polling import wait_until
 from tensafe_api import fixes
 from tensafe_api.resources.job import KIND
-from tensafe_operator import names, reconcile
-from tensafe_operator.plan.observed import Decision, Observed
+from tensafe_operator import names
 from tensafe_operator.plan.predecessors import DELETED_SECONDS
 from tensafe_operator.runtime.api_client import ApiClient
 
@@ -272,78 +271,6 @@ def test_long_grace_period_of_a_pod_is_shortened_by_the_command_in_the_fix(clust
     cluster.plane.kubectl("delete", "pod", "left", *where, "--grace-period=1", "--wait=false")
     cluster.reconcile()
     assert cluster.condition("Stalled")["status"] == "False"
-
-
-def test_failed_reconcile_is_reported_once_and_the_next_successful_one_removes_the_report(
-    cluster: JobHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> NoReturn:
-        raise KeyError("a diagnosis")
-
-    cluster.apply()
-    cluster.reconcile()
-    before = cluster.status()
-    with monkeypatch.context() as broken:
-        broken.setattr("tensafe_operator.reconcile.decide", fail)
-        with pytest.raises(KeyError):
-            cluster.reconcile(passes=1)
-        reported = cluster.get("tsj", "claims-triage") or {}
-        stalled = cluster.condition("Stalled")
-        assert (stalled["status"], stalled["reason"]) == ("True", "InternalError")
-        assert "KeyError" in stalled["message"] and "diagnosis" not in json.dumps(reported)
-        assert without_stalled(reported["status"]) == without_stalled(before)
-        cluster.now += 60
-        with pytest.raises(KeyError):
-            cluster.reconcile(passes=1)
-        assert cluster.get("tsj", "claims-triage") == reported, "the same failure is not written again"
-    cluster.reconcile(passes=1)
-    assert cluster.condition("Stalled")["status"] == "False"
-    assert without_stalled(cluster.status()) == without_stalled(before)
-
-
-def test_failed_reconcile_counts_what_the_ledger_was_charged(
-    cluster: JobHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No other part of a ledger keeps its charges out of the status."""
-
-    def fail(*_: object) -> NoReturn:
-        raise ValueError("a time that cannot be shown")
-
-    cluster.apply()
-    cluster.reconcile()
-    cluster.charge(cluster.create_worker_pod(), 5)
-    monkeypatch.setattr("tensafe_operator.reconcile.decide", fail)
-    with pytest.raises(ValueError):
-        cluster.reconcile(passes=1)
-    assert cluster.condition("Stalled")["reason"] == "InternalError"
-    assert cluster.status()["privacy"]["stepsCharged"] == 5
-    assert float(cluster.status()["privacy"]["epsilonSpent"]) > 0
-
-
-def test_failure_that_cannot_be_reported_is_raised(
-    cluster: JobHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The first reconcile writes a status before it fails, so the version that it started with is outdated."""
-    decide = reconcile.decide
-
-    def fail_after_the_first_status(observed: Observed, *rest: Any) -> Decision:
-        if observed.job["status"].get("phase"):
-            raise KeyError("a diagnosis")
-        return decide(observed, *rest)
-
-    cluster.apply()
-    monkeypatch.setattr(reconcile, "decide", fail_after_the_first_status)
-    with pytest.raises(KeyError):
-        cluster.reconcile(passes=1)
-    assert cluster.condition("Stalled")["status"] == "False"
-    assert "the status cannot report this failure: RetryLater" in caplog.messages
-    with pytest.raises(KeyError):
-        cluster.reconcile(passes=1)
-    assert cluster.condition("Stalled")["reason"] == "InternalError"
-
-
-def without_stalled(status: dict[str, Any]) -> dict[str, Any]:
-    return {**status, "conditions": [each for each in status["conditions"] if each["type"] != "Stalled"]}
 
 
 def test_status_is_replaced_as_a_whole_after_a_user_has_reset_its_managers(cluster: JobHarness) -> None:
