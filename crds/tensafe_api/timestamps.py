@@ -19,3 +19,21 @@ def format_time(seconds: float) -> str:
     """`seconds` since the epoch as RFC 3339 in UTC; fractions of a second are cut off."""
     # Not strftime: some platforms write the years before 1000 with fewer than four digits.
     return datetime.fromtimestamp(int(seconds), UTC).isoformat().replace("+00:00", "Z")
+
+
+def active_seconds(
+    start: str | None, end: str | None, queued_since: str | None, queued_seconds: float | None, now: float
+) -> float | None:
+    """How long an attempt has run, without its time in a queue; None if it has not started.
+
+    Args:
+        end: when it ended; None: it runs still.
+        queued_since: since when it is in a queue; None: it is in none.
+        queued_seconds: how long it was in a queue before.
+        now: seconds since the epoch.
+    """
+    started, ended, since = parse_time(start), parse_time(end) or now, parse_time(queued_since)
+    if started is None:
+        return None
+    queued = (queued_seconds or 0) + (ended - since if since is not None else 0)
+    return max(0.0, ended - started - queued)

@@ -13,7 +13,7 @@ from tensafe_api.fixes import split_fix
 from tensafe_api.reasons import ConditionType, Phase, Reason
 from tensafe_api.status_fold import MIN_SPEED
 from tensafe_api.tasks import METRICS
-from tensafe_api.timestamps import parse_time
+from tensafe_api.timestamps import active_seconds
 from tensafe_kubectl.api import Object
 from tensafe_kubectl.reading import event_time, part
 from tensafe_kubectl.terminal import PHASE_STYLES, age, bar, cut, print_facts, print_line, print_note, print_table
@@ -251,10 +251,9 @@ def _show_attempts(job: Object, now: float) -> None:
 
 def time_run(attempt: Mapping[str, Any], now: float) -> str:
     """How long an attempt has run, without its time in a queue."""
-    started, ended = parse_time(attempt.get("startTime")), parse_time(attempt.get("endTime")) or now
-    since = parse_time(attempt.get("queuedSince"))
-    queued = float(attempt.get("queuedSeconds") or 0) + (ended - since if since is not None else 0.0)
-    return duration_text(max(0.0, ended - started - queued)) if started is not None else ""
+    get = attempt.get
+    seconds = active_seconds(get("startTime"), get("endTime"), get("queuedSince"), get("queuedSeconds"), now)
+    return "" if seconds is None else duration_text(seconds)
 
 
 def _metrics() -> list[tuple[str, str]]:

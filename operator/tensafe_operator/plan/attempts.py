@@ -147,16 +147,6 @@ def is_queued(ray_job: Object) -> bool:
     return bool((ray_job.get("spec") or {}).get("suspend"))
 
 
-def active_seconds(attempt: Attempt, now: float) -> float:
-    """How long an attempt has run, without the time in its queue."""
-    started, ended = parse_time(attempt.start_time), parse_time(attempt.end_time) or now
-    if started is None:
-        return 0.0
-    queued_since = parse_time(attempt.queued_since)
-    queued = (attempt.queued_seconds or 0) + (ended - queued_since if queued_since is not None else 0)
-    return max(0.0, ended - started - queued)
-
-
 def _out_of_queue(attempt: Attempt, now: float) -> dict[str, Any]:
     """What changes in an entry whose attempt leaves its queue now; nothing where it is in none."""
     since = parse_time(attempt.queued_since)

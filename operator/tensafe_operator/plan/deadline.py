@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.status import Attempt
-from tensafe_api.timestamps import parse_time
-from tensafe_operator.plan.attempts import Assessment, AttemptState, active_seconds, is_queued
+from tensafe_api.timestamps import active_seconds, parse_time
+from tensafe_operator.plan.attempts import Assessment, AttemptState, is_queued
 from tensafe_operator.plan.ignored import head_ready_since
 from tensafe_operator.plan.observed import Object, Observed
 from tensafe_operator.plan.outdated import pods_of_open_attempt
@@ -38,7 +38,7 @@ def check_deadline(attempts: Iterable[Attempt], limit: int | None, now: float) -
     """Return the deadline of all attempts at the time `now`. A `limit` of None is no deadline."""
     if limit is None:
         return Deadline()
-    used = sum(active_seconds(each, now) for each in attempts)
+    used = sum(_active_seconds(each, now) for each in attempts)
     if used >= limit:
         message = f"all attempts together ran for {limit} s"
         return Deadline(exceeded=Assessment(AttemptState.FAILED, Reason.DEADLINE_EXCEEDED, message))
@@ -62,6 +62,11 @@ def check_start_deadline(ray_job: Object, limit: int | None, now: float, *, read
         return Deadline(at=started + limit)
     message = f"the pods did not start within {limit} s"
     return Deadline(exceeded=Assessment(AttemptState.FAILED, Reason.START_DEADLINE_EXCEEDED, message))
+
+
+def _active_seconds(attempt: Attempt, now: float) -> float:
+    times = (attempt.start_time, attempt.end_time, attempt.queued_since, attempt.queued_seconds)
+    return active_seconds(*times, now) or 0.0
 
 
 def with_waiting_pod(exceeded: Assessment, observed: Observed) -> Assessment:
