@@ -52,10 +52,6 @@ class Page:
     version: int
 
 
-NO_VERSION = 0
-"""The version of the list of a kind that the API server does not serve. No other list has it."""
-
-
 class ApiClient:
     """Requests of one operator. Close it after use.
 
@@ -108,7 +104,7 @@ class ApiClient:
         try:
             return await self._find_one(kind, namespace, name)
         except UnknownKind as error:
-            raise ApiUnavailable(f"the API server does not serve {self._resources[kind].plural}") from error
+            raise ApiUnavailable(str(self._not_served(kind))) from error
 
     async def find(
         self, kind: str, namespace: str, labels: Mapping[str, str], keep: Callable[[Manifest], Manifest | None]
@@ -122,12 +118,8 @@ class ApiClient:
             UnknownKind: if the API server does not serve the kind.
         """
         selector = ",".join(f"{name}={value}" for name, value in labels.items())
-        found: list[Manifest] = []
-        async for page in self.pages(kind, namespace, selector):
-            if page.version == NO_VERSION:
-                raise UnknownKind(NOT_FOUND, f"the API server does not serve {self._resources[kind].plural}")
-            found += [kept for each in page.items if (kept := keep(each)) is not None]
-        return found
+        pages = self.pages(kind, namespace, selector)
+        return [kept async for page in pages for each in page.items if (kept := keep(each)) is not None]
 
     async def may_list(self, kind: str, namespace: str) -> None:
         """Ask for one object of a kind.
@@ -144,8 +136,10 @@ class ApiClient:
     async def pages(
         self, kind: str, namespace: str | None, selector: str = "", fields: str = ""
     ) -> AsyncIterator[Page]:
-        """All objects of a kind (in one namespace, or in all of them), page by page. If the cluster does not know the
-        kind: one empty page of version NO_VERSION.
+        """All objects of a kind (in one namespace, or in all of them), page by page.
+
+        Raises:
+            UnknownKind: if the API server does not serve the kind.
         """
         parameters = {"limit": str(PAGE_SIZE), "labelSelector": selector, "fieldSelector": fields, "continue": ""}
         largest: int | None = LARGEST_ANSWER
@@ -156,11 +150,8 @@ class ApiClient:
             except _TooLarge:
                 parameters["limit"], largest = str(SMALL_PAGE), None
                 continue
-            except ApiError as error:
-                if error.status == NOT_FOUND:
-                    yield Page([], NO_VERSION)
-                    return
-                raise
+            except UnknownKind as error:
+                raise self._not_served(kind) from error
             metadata = found["metadata"]
             common = {"apiVersion": found["apiVersion"], "kind": kind}  # items of built-in kinds lack these fields
             yield Page([{**common, **item} for item in found["items"]], int(metadata["resourceVersion"]))
@@ -271,6 +262,9 @@ class ApiClient:
         path = self._resources[str(document["kind"])].path(metadata["namespace"], metadata["name"], "status")
         query = urlencode({"fieldManager": self._field_manager, "fieldValidation": "Strict"})
         return await self._request("PATCH", f"{path}?{query}", body, "application/json-patch+json")
+
+    def _not_served(self, kind: str) -> UnknownKind:
+        return UnknownKind(NOT_FOUND, f"the API server does not serve {self._resources[kind].plural}")
 
     async def _apply(self, path: str, body: Manifest) -> Manifest:
         query = urlencode({"fieldManager": self._field_manager, "force": "true"})

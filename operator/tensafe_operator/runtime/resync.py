@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import TypeVar
 
 from tensafe_operator.runtime.api_client import ApiClient
+from tensafe_operator.runtime.api_errors import UnknownKind
 from tensafe_operator.runtime.cache import Cache
 from tensafe_operator.runtime.objects import Kinds
 
@@ -31,10 +32,13 @@ async def resync(api: ApiClient, cache: Cache[W], kinds: Kinds, namespaces: Coll
         for namespace in namespaces or (None,):
             listed: set[str] = set()
             version = 0
-            async for page in api.pages(kind, namespace, kinds.selectors.get(kind, "")):
-                for body in page.items:
-                    listed.add(body["metadata"]["uid"])
-                    cache.put(kind, body)
-                version = page.version
+            try:
+                async for page in api.pages(kind, namespace, kinds.selectors.get(kind, "")):
+                    for body in page.items:
+                        listed.add(body["metadata"]["uid"])
+                        cache.put(kind, body)
+                    version = page.version
+            except UnknownKind:
+                version = 0  # such as RayJobs without KubeRay: what was listed before stays
             cache.keep_only(kind, listed, version, namespace)
     cache.drop_orphans()
