@@ -11,6 +11,7 @@ import pytest
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fakes.kuberay import install_kuberay_crds
 from e2e.platform.fixtures.job_harness import JobHarness, Refuse
+from e2e.platform.fixtures.operator_harness import OperatorHarness
 from e2e.platform.fixtures.roles import install_roles
 
 
@@ -24,6 +25,23 @@ def kubeconfig(control_plane: ControlPlane) -> Path:
 @pytest.fixture
 def cluster(control_plane: ControlPlane, namespace: str, kubeconfig: Path) -> JobHarness:
     return JobHarness(control_plane, namespace, kubeconfig)
+
+
+@pytest.fixture
+def unstarted(tmp_path: Path) -> Iterator[OperatorHarness]:
+    """A control plane that is not started yet."""
+    made = OperatorHarness(tmp_path)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def plane(unstarted: OperatorHarness) -> OperatorHarness:
+    """A control plane of the test's own, for operators that run as processes."""
+    unstarted.start()
+    return unstarted
 
 
 @pytest.fixture

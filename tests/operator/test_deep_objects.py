@@ -5,7 +5,6 @@ the operator of a cluster.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +40,6 @@ OBJECTS: dict[str, dict[str, Any]] = {
     },
 }
 """Objects that the role `edit` may create, by the address of their kind. None is of this project."""
-
-
-@pytest.fixture
-def plane(tmp_path: Path) -> Iterator[OperatorHarness]:
-    made = OperatorHarness(tmp_path)
-    try:
-        made.start()
-        yield made
-    finally:
-        made.stop()
 
 
 def create(plane: OperatorHarness, path: str, text: str, tmp_path: Path) -> None:

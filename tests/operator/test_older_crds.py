@@ -42,9 +42,13 @@ def warnings(plane: OperatorHarness, name: str) -> list[str]:
     return [each["message"] for each in found["items"]]
 
 
+def spec_of(plane: OperatorHarness) -> str:
+    """The spec of the job `one`, as the API server returns it now."""
+    return json.dumps((plane.get("tsj", "one") or {})["spec"])
+
+
 def start_job(plane: OperatorHarness, changes: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     """Start the operator and the job `one`; return the job."""
-    plane.start()
     plane.operator()
     plane.apply("one", changes=changes)
     plane.wait_until(lambda: plane.started("one"))
@@ -59,27 +63,23 @@ def rewrite(plane: OperatorHarness, kind: str, name: str) -> None:
     plane.plane.kubectl("replace", "-f", "-", text=json.dumps(found))
 
 
-def test_job_and_ledger_that_were_rewritten_under_older_crds_are_never_counted(tmp_path: Any) -> None:
-    plane = OperatorHarness(tmp_path)
-    try:
-        before = start_job(plane, STARTED_FROM)
-        ledger = before["status"]["ledgerName"]
+def test_job_and_ledger_that_were_rewritten_under_older_crds_are_never_counted(plane: OperatorHarness) -> None:
+    before = start_job(plane, STARTED_FROM)
+    ledger = before["status"]["ledgerName"]
 
-        plane.operators[0].kill()
-        install_older_crds(plane)
-        plane.wait_until(lambda: "earlierSteps" not in json.dumps(plane.get("pledger", ledger)))
-        plane.wait_until(lambda: "initFrom" not in json.dumps((plane.get("tsj", "one") or {})["spec"]))
-        rewrite(plane, "tsj", "one")
-        rewrite(plane, "pledger", ledger)
-        plane.install_our_crds()
-        plane.operator()
-        plane.wait_until(lambda: warnings(plane, "one"), 120)
-        (message,) = warnings(plane, "one")
-        assert "has lost fields of its spec" in message and message.endswith(fixes.LEDGER_SHORTENED)
-        after = plane.get("tsj", "one")
-        assert after is not None and after["status"] == before["status"]
-    finally:
-        plane.stop()
+    plane.operators[0].kill()
+    install_older_crds(plane)
+    plane.wait_until(lambda: "earlierSteps" not in json.dumps(plane.get("pledger", ledger)))
+    plane.wait_until(lambda: "initFrom" not in spec_of(plane))
+    rewrite(plane, "tsj", "one")
+    rewrite(plane, "pledger", ledger)
+    plane.install_our_crds()
+    plane.operator()
+    plane.wait_until(lambda: warnings(plane, "one"), 120)
+    (message,) = warnings(plane, "one")
+    assert "has lost fields of its spec" in message and message.endswith(fixes.LEDGER_SHORTENED)
+    after = plane.get("tsj", "one")
+    assert after is not None and after["status"] == before["status"]
 
 
 HELD = """
@@ -98,118 +98,102 @@ module.resync = held
 
 
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed by the guard", "replaced before the guard looks"])
-def test_job_that_was_first_read_under_older_crds_starts_with_all_its_fields(tmp_path: Path, noticed: bool) -> None:
+def test_job_that_was_first_read_under_older_crds_starts_with_all_its_fields(
+    plane: OperatorHarness, tmp_path: Path, noticed: bool
+) -> None:
     """It was created while no operator ran. Nothing changes it later, so no event replaces the cached copy."""
-    plane = OperatorHarness(tmp_path)
     listed, go = tmp_path / "listed", tmp_path / "go"
-    try:
-        plane.start()
-        plane.apply("one", changes=STARTED_FROM)
-        install_older_crds(plane)
-        plane.wait_until(lambda: "initFrom" not in json.dumps((plane.get("tsj", "one") or {})["spec"]))
-        plane.operator(before=HELD, LISTED=str(listed), GO=str(go))
-        plane.wait_until(listed.exists)
-        if noticed:
-            go.touch()
-            plane.wait_until(lambda: warnings(plane, "one"), 120)
-        plane.install_our_crds()
-        plane.wait_until(lambda: "initFrom" in json.dumps((plane.get("tsj", "one") or {})["spec"]))
+    plane.apply("one", changes=STARTED_FROM)
+    install_older_crds(plane)
+    plane.wait_until(lambda: "initFrom" not in spec_of(plane))
+    plane.operator(before=HELD, LISTED=str(listed), GO=str(go))
+    plane.wait_until(listed.exists)
+    if noticed:
         go.touch()
-        plane.wait_until(lambda: plane.started("one"), 120)
-        job = plane.get("tsj", "one")
-        assert job is not None
-        ledger = plane.get("pledger", job["status"]["ledgerName"])
-        assert ledger is not None and ledger["spec"]["mechanism"]["earlierSteps"] == EARLIER_STEPS
-    finally:
-        plane.stop()
+        plane.wait_until(lambda: warnings(plane, "one"), 120)
+    plane.install_our_crds()
+    plane.wait_until(lambda: "initFrom" in spec_of(plane))
+    go.touch()
+    plane.wait_until(lambda: plane.started("one"), 120)
+    job = plane.get("tsj", "one")
+    assert job is not None
+    ledger = plane.get("pledger", job["status"]["ledgerName"])
+    assert ledger is not None and ledger["spec"]["mechanism"]["earlierSteps"] == EARLIER_STEPS
 
 
-def test_no_status_is_written_under_older_crds_that_the_guard_has_not_seen_yet(tmp_path: Any) -> None:
+def test_no_status_is_written_under_older_crds_that_the_guard_has_not_seen_yet(plane: OperatorHarness) -> None:
     """The write would delete the job's new fields for good, such as the adapter from which it starts."""
-    plane = OperatorHarness(tmp_path)
-    try:
-        plane.start()
-        plane.operator(before="import tensafe_operator.ledger_guard as guard; guard.PRESENT_SECONDS = 3600.0")
-        plane.apply("one", changes=STARTED_FROM)
-        plane.wait_until(lambda: plane.started("one"))
-        before = plane.get("tsj", "one")
-        assert before is not None
+    plane.operator(before="import tensafe_operator.ledger_guard as guard; guard.PRESENT_SECONDS = 3600.0")
+    plane.apply("one", changes=STARTED_FROM)
+    plane.wait_until(lambda: plane.started("one"))
+    before = plane.get("tsj", "one")
+    assert before is not None
 
-        install_older_crds(plane)
-        plane.wait_until(lambda: "initFrom" not in json.dumps((plane.get("tsj", "one") or {})["spec"]))
-        status = {"jobDeploymentStatus": "Initializing", "rayClusterName": "one-a1-x"}
-        merge = ("--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
-        plane.plane.kubectl("-n", "clinic", "patch", "rayjob", "one-a1", *merge)
-        plane.wait_until(lambda: warnings(plane, "one"), 120)
-        (message,) = warnings(plane, "one")
-        assert "older than the operator, and drop spec.lora.initFrom: " in message
+    install_older_crds(plane)
+    plane.wait_until(lambda: "initFrom" not in spec_of(plane))
+    status = {"jobDeploymentStatus": "Initializing", "rayClusterName": "one-a1-x"}
+    merge = ("--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+    plane.plane.kubectl("-n", "clinic", "patch", "rayjob", "one-a1", *merge)
+    plane.wait_until(lambda: warnings(plane, "one"), 120)
+    (message,) = warnings(plane, "one")
+    assert "older than the operator, and drop spec.lora.initFrom: " in message
 
-        plane.install_our_crds()
-        plane.wait_until(lambda: "initFrom" in json.dumps((plane.get("tsj", "one") or {})["spec"]))
-        after = plane.get("tsj", "one")
-        assert after is not None and after["spec"] == before["spec"]
-        plane.wait_until(lambda: "one-a1-x" in json.dumps((plane.get("tsj", "one") or {})["status"]), 120)
-    finally:
-        plane.stop()
+    plane.install_our_crds()
+    plane.wait_until(lambda: "initFrom" in spec_of(plane))
+    after = plane.get("tsj", "one")
+    assert after is not None and after["spec"] == before["spec"]
+    plane.wait_until(lambda: "one-a1-x" in json.dumps((plane.get("tsj", "one") or {})["status"]), 120)
 
 
-def test_ledgers_that_are_not_served_are_not_lost(tmp_path: Any) -> None:
-    plane = OperatorHarness(tmp_path)
-    try:
-        before = start_job(plane)
+def test_ledgers_that_are_not_served_are_not_lost(plane: OperatorHarness) -> None:
+    before = start_job(plane)
 
-        plane.operators[0].kill()
-        unserved = custom_resource_definition(LEDGERS)
-        unserved["spec"]["versions"][0]["served"] = False
-        plane.plane.kubectl("replace", "-f", "-", text=json.dumps(unserved))
-        get = ("-n", "clinic", "get", "--raw", "/apis/tensafe.io/v1alpha1/namespaces/clinic/privacyledgers")
-        plane.wait_until(lambda: plane.plane.kubectl(*get, check=False).returncode)
-        second = plane.operator()
-        plane.wait_until(lambda: second.leading and "and drop privacyledgers" in second.log.read_text(), 120)
-        plane.plane.kubectl("-n", "clinic", "annotate", "rayjob", "one-a1", "seen=again")
-        plane.wait_until(lambda: warnings(plane, "one"), 120)
-        during = plane.get("tsj", "one")
-        assert during is not None and during["status"] == before["status"]
-        assert plane.started("one")
+    plane.operators[0].kill()
+    unserved = custom_resource_definition(LEDGERS)
+    unserved["spec"]["versions"][0]["served"] = False
+    plane.plane.kubectl("replace", "-f", "-", text=json.dumps(unserved))
+    get = ("-n", "clinic", "get", "--raw", "/apis/tensafe.io/v1alpha1/namespaces/clinic/privacyledgers")
+    plane.wait_until(lambda: plane.plane.kubectl(*get, check=False).returncode)
+    second = plane.operator()
+    plane.wait_until(lambda: second.leading and "and drop privacyledgers" in second.log.read_text(), 120)
+    plane.plane.kubectl("-n", "clinic", "annotate", "rayjob", "one-a1", "seen=again")
+    plane.wait_until(lambda: warnings(plane, "one"), 120)
+    during = plane.get("tsj", "one")
+    assert during is not None and during["status"] == before["status"]
+    assert plane.started("one")
 
-        plane.install_our_crds()
-        plane.apply("late")
-        plane.wait_until(lambda: plane.started("late"), 120)
-        after = plane.get("tsj", "one")
-        assert after is not None and after["status"]["phase"] == before["status"]["phase"]
-    finally:
-        plane.stop()
+    plane.install_our_crds()
+    plane.apply("late")
+    plane.wait_until(lambda: plane.started("late"), 120)
+    after = plane.get("tsj", "one")
+    assert after is not None and after["status"]["phase"] == before["status"]["phase"]
 
 
-def test_no_figure_falls_and_no_job_starts_until_the_crds_are_back(tmp_path: Any) -> None:
-    plane = OperatorHarness(tmp_path)
-    try:
-        before = start_job(plane, STARTED_FROM)
-        assert before["spec"]["lora"]["initFrom"]["earlierSteps"]
+def test_no_figure_falls_and_no_job_starts_until_the_crds_are_back(plane: OperatorHarness) -> None:
+    before = start_job(plane, STARTED_FROM)
+    assert before["spec"]["lora"]["initFrom"]["earlierSteps"]
 
-        install_older_crds(plane)
-        ledger = before["status"]["ledgerName"]
-        plane.wait_until(lambda: "earlierSteps" not in json.dumps(plane.get("pledger", ledger)))
-        plane.apply("late", changes=STARTED_FROM)
-        plane.wait_until(lambda: warnings(plane, "late"))
-        plane.plane.kubectl("-n", "clinic", "annotate", "rayjob", "one-a1", "seen=again")
-        plane.wait_until(lambda: warnings(plane, "one"))
-        (message,) = warnings(plane, "one")
-        assert message.startswith(f"{names.STATUS_REFUSED}: the CRDs of the cluster are older than the operator")
-        assert "drop tensafetrainingjobs.spec.lora.initFrom, privacyledgers.spec.mechanism.earlierSteps" in message
-        during = plane.get("tsj", "one")
-        assert during is not None and during["status"] == before["status"]
-        assert not plane.started("late")
+    install_older_crds(plane)
+    ledger = before["status"]["ledgerName"]
+    plane.wait_until(lambda: "earlierSteps" not in json.dumps(plane.get("pledger", ledger)))
+    plane.apply("late", changes=STARTED_FROM)
+    plane.wait_until(lambda: warnings(plane, "late"))
+    plane.plane.kubectl("-n", "clinic", "annotate", "rayjob", "one-a1", "seen=again")
+    plane.wait_until(lambda: warnings(plane, "one"))
+    (message,) = warnings(plane, "one")
+    assert message.startswith(f"{names.STATUS_REFUSED}: the CRDs of the cluster are older than the operator")
+    assert "drop tensafetrainingjobs.spec.lora.initFrom, privacyledgers.spec.mechanism.earlierSteps" in message
+    during = plane.get("tsj", "one")
+    assert during is not None and during["status"] == before["status"]
+    assert not plane.started("late")
 
-        plane.operators[0].kill()
-        second = plane.operator()  # it lists ledgers without the field
-        plane.wait_until(lambda: second.leading and "and drop" in second.log.read_text())
-        plane.install_our_crds()
-        plane.wait_until(lambda: plane.started("late"), 120)
-        after = plane.get("tsj", "one")
-        assert after is not None
-        assert (after["spec"], after["status"]["privacy"]) == (before["spec"], before["status"]["privacy"])
-        assert "Traceback" not in plane.logs()
-        assert plane.refused() == []
-    finally:
-        plane.stop()
+    plane.operators[0].kill()
+    second = plane.operator()  # it lists ledgers without the field
+    plane.wait_until(lambda: second.leading and "and drop" in second.log.read_text())
+    plane.install_our_crds()
+    plane.wait_until(lambda: plane.started("late"), 120)
+    after = plane.get("tsj", "one")
+    assert after is not None
+    assert (after["spec"], after["status"]["privacy"]) == (before["spec"], before["status"]["privacy"])
+    assert "Traceback" not in plane.logs()
+    assert plane.refused() == []

@@ -6,8 +6,6 @@ import json
 import re
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,22 +25,6 @@ FAILOVER_SECONDS, HANDOVER_SECONDS, RECONNECT_SECONDS = 20, 8, 20
 REPORT_SECONDS = 10
 LONG_LEASE = {"TENSAFE_LEASE_SECONDS": "90", "TENSAFE_RENEW_SECONDS": "60"}
 """Keeps the Lease although a busy machine pauses the process for some seconds."""
-
-
-@pytest.fixture
-def unstarted(tmp_path: Path) -> Iterator[OperatorHarness]:
-    """A control plane that is not started yet."""
-    made = OperatorHarness(tmp_path)
-    try:
-        yield made
-    finally:
-        made.stop()
-
-
-@pytest.fixture
-def plane(unstarted: OperatorHarness) -> OperatorHarness:
-    unstarted.start()
-    return unstarted
 
 
 def test_second_operator_takes_over_when_the_leader_is_killed(plane: OperatorHarness) -> None:
