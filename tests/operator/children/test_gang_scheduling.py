@@ -16,12 +16,12 @@ import pytest
 import yaml
 
 from e2e.platform.controlplane import ControlPlane, free_ports
-from e2e.platform.fakes.kuberay import install_kuberay_crds, kuberay_command
-from e2e.platform.fixtures.job_objects import admitted, children, ray_job_of
+from e2e.platform.fakes.kuberay import kuberay_command
+from e2e.platform.fixtures.job_harness import JobHarness
+from e2e.platform.fixtures.job_objects import admitted, ray_job_of
 from e2e.platform.fixtures.polling import wait_until
 from e2e.platform.gotools import module_source
 from e2e.platform.processes import Processes
-from tensafe_api.resources.job import TenSafeTrainingJob
 
 GOLDEN = Path(__file__).parent / "gang_scheduling"
 LABELS = {
@@ -43,8 +43,8 @@ CLUSTER = {
 }
 
 
-def job_for(scheduler: str, namespace: str = "clinic") -> TenSafeTrainingJob:
-    return admitted({"spec.cluster": {**CLUSTER, "rayJobLabels": LABELS[scheduler]}}, namespace)
+def cluster_of_job(scheduler: str) -> dict[str, Any]:
+    return {**CLUSTER, "rayJobLabels": LABELS[scheduler]}
 
 
 def golden(scheduler: str) -> list[dict[str, Any]]:
@@ -83,23 +83,22 @@ def _of_ray_job(spec: dict[str, Any]) -> dict[str, Any]:
 _SPECS = {"RayJob": _of_ray_job, "Pod": _of_pod, "PodGroup": lambda spec: spec}
 
 
-@pytest.fixture(scope="module")
-def with_podgroups(control_plane: ControlPlane) -> ControlPlane:
-    """The control plane with the CRDs of KubeRay and of Volcano's PodGroups, which KubeRay looks for at its start."""
-    install_kuberay_crds(control_plane)
+@pytest.fixture
+def with_podgroups(control_plane: ControlPlane, cluster: JobHarness) -> JobHarness:
+    """A job on a control plane with the CRD of Volcano's PodGroups, which KubeRay looks for at its start."""
     crds = module_source("volcano", "volcano.sh/volcano") / "installer" / "helm" / "chart" / "volcano" / "crd" / "bases"
     control_plane.kubectl("apply", "--server-side", "-f", str(crds / "scheduling.volcano.sh_podgroups.yaml"))
     control_plane.wait_for_crds()
-    return control_plane
+    return cluster
 
 
 @pytest.fixture
-def kuberay(scheduler: str, with_podgroups: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Processes]:
+def kuberay(scheduler: str, with_podgroups: JobHarness, tmp_path: Path) -> Iterator[Processes]:
     """KubeRay's operator for one namespace and one batch scheduler."""
     (port,) = free_ports(1)
     processes = Processes(tmp_path)
     try:
-        command = kuberay_command(with_podgroups, namespace, port)
+        command = kuberay_command(with_podgroups.plane, with_podgroups.namespace, port)
         processes.start("kuberay", [*command, f"--batch-scheduler={scheduler}"])
         yield processes
     finally:
@@ -108,21 +107,22 @@ def kuberay(scheduler: str, with_podgroups: ControlPlane, namespace: str, tmp_pa
 
 @pytest.mark.parametrize("scheduler", LABELS)
 def test_ray_job_has_what_the_scheduler_reads(scheduler: str) -> None:
-    assert seen_by_schedulers(ray_job_of(job_for(scheduler))) == golden(scheduler)[0]
+    job = admitted({"spec.cluster": cluster_of_job(scheduler)})
+    assert seen_by_schedulers(ray_job_of(job)) == golden(scheduler)[0]
 
 
 @pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler", LABELS)
 def test_kuberay_gives_all_pods_to_the_scheduler_as_one_gang(
-    scheduler: str, with_podgroups: ControlPlane, namespace: str, kuberay: Processes
+    scheduler: str, with_podgroups: JobHarness, kuberay: Processes
 ) -> None:
-    job = job_for(scheduler, namespace)
-    for child in children(job):
-        with_podgroups.kubectl("create", "-f", "-", text=json.dumps(child))
+    job = with_podgroups
+    job.apply(spec__cluster=cluster_of_job(scheduler))
+    job.reconcile()
 
     def made() -> list[dict[str, Any]]:
-        found = with_podgroups.kubectl("-n", namespace, "get", "pods,podgroups", "-o", "json").stdout
+        found = job.plane.kubectl("-n", job.namespace, "get", "pods,podgroups", "-o", "json").stdout
         return [seen_by_schedulers(each) for each in json.loads(found)["items"]]
 
     expected = [each for each in golden(scheduler) if each["kind"] != "RayJob"]
