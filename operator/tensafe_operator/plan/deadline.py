@@ -70,12 +70,12 @@ def _active_seconds(attempt: Attempt, now: float) -> float:
 
 
 def with_waiting_pod(exceeded: Assessment, observed: Observed) -> Assessment:
-    """Return the assessment of an attempt that did not start in time, with the name of a pod that is not ready. The
-    status reports nothing while a large image is pulled.
+    """Return the assessment of an attempt whose deadline has passed, with the name of a pod that is not ready. The
+    status reports nothing while a large image is pulled, or in the first minutes without a node.
     """
     everyone = [pod for pod in pods_of_open_attempt(observed) if not _is_over(pod)]
     pods = [pod for pod in everyone if not has_condition(pod, "Ready")]
-    if exceeded.reason is not Reason.START_DEADLINE_EXCEEDED or not pods:
+    if not pods:
         return exceeded
     name, state = _most_telling(pods, head_is_ready=head_ready_since(everyone) is not None)
     return replace(exceeded, message=f"{exceeded.message}; when the deadline passed, pod {name} {state}")
@@ -84,9 +84,11 @@ def with_waiting_pod(exceeded: Assessment, observed: Observed) -> Assessment:
 def _most_telling(pods: Sequence[Object], *, head_is_ready: bool) -> tuple[str, str]:
     """Return the name of one of these pods, none of which is ready, and what it was doing."""
     waiting = [pod for pod in pods if head_is_ready and started_waiting_for_head(pod) is not None]
+    unplaced = [pod for pod in pods if not has_condition(pod, "PodScheduled") and not _containers(pod)]
     created = [pod for pod in pods if _is_being_created(pod)]
     states = (
         (waiting, "had not reached the head, which was ready"),
+        (unplaced, "waited for a node"),
         (created, "was being created"),
         (pods, "was not ready"),
     )
@@ -98,5 +100,10 @@ def _is_over(pod: Object) -> bool:
 
 
 def _is_being_created(pod: Object) -> bool:
-    containers = (pod.get("status") or {}).get("containerStatuses") or ()
-    return any(((each.get("state") or {}).get("waiting") or {}).get("reason") in IN_CREATION for each in containers)
+    waiting = (((each.get("state") or {}).get("waiting") or {}) for each in _containers(pod))
+    return any(each.get("reason") in IN_CREATION for each in waiting)
+
+
+def _containers(pod: Object) -> Sequence[Object]:
+    """The states of the containers, once the kubelet has reported them."""
+    return (pod.get("status") or {}).get("containerStatuses") or ()

@@ -146,6 +146,18 @@ def test_job_whose_containers_do_not_start_in_time_names_the_cause(
     assert cluster.status["attempts"][0]["message"].startswith(expected)
 
 
+def test_job_whose_pods_never_ran_names_a_pod_when_its_time_is_over() -> None:
+    """A scheduler that does not run writes nothing, and the status reports nothing in the first minutes."""
+    cluster, operator = job_without_a_node(spec__activeDeadlineSeconds=60)
+    cluster.pods["claims-triage-a1-worker"]["status"] = {"phase": "Pending"}
+    operator.settle()
+    cluster.now += 60
+    operator.settle()
+    assert condition(cluster, "Failed")["reason"] == "DeadlineExceeded"
+    waited = "when the deadline passed, pod claims-triage-a1-worker waited for a node"
+    assert cluster.status["attempts"][0]["message"] == f"all attempts together ran for 60 s; {waited}"
+
+
 _PULLING = {"waiting": {"reason": "ContainerCreating"}}
 _WAITED = "; when the deadline passed, pod claims-triage-a1-worker was"
 
