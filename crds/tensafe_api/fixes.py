@@ -134,6 +134,11 @@ LEDGER_SHORTENED: Final = (
     "are in its manifest, and in the statement of the adapter from which it started."
 )
 JOB_TOO_LARGE: Final = "Edit the job to remove labels, annotations or finalizers, or create a smaller one."
+FINALIZER: Final = (
+    "If the finalizer is KubeRay's (ray.io/rayjob-finalizer), install KubeRay 1.6 or newer, or let it watch this "
+    "namespace; the job then continues without further action. Otherwise remove it from the RayJob (kubectl edit), or "
+    "repair the component that set it."
+)
 PARAMETERS_TOO_LARGE: Final = (
     "Suspend the job, shorten its longest texts, such as those of cluster.env and podAnnotations, and set spec.suspend "
     "to false. If the longest cannot change, create a smaller job."
@@ -171,6 +176,7 @@ OWN_FIXES: Final = (
     LOST_AGAIN,
     LEDGER_SHORTENED,
     JOB_TOO_LARGE,
+    FINALIZER,
     PARAMETERS_TOO_LARGE,
 )
 

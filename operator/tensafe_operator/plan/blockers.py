@@ -80,6 +80,7 @@ _FIXES_BY_CAUSE = {
         ),
         (re.compile('^NetworkPolicy .{1,600}" is invalid: '), fixes.NETWORK_POLICY),
         (re.compile('^ConfigMap .{1,600}" is invalid: .{0,80}Too long: '), fixes.PARAMETERS_TOO_LARGE),
+        (re.compile("^RayJob .{1,600}(request is too large|message larger than max)"), fixes.PARAMETERS_TOO_LARGE),
         (re.compile("^(NetworkPolicy|RoleBinding) .{1,300}: it was brought back "), fixes.CHANGED_BY_OTHERS),
         (re.compile("^Certificate .{0,300}(404 page not found|could not find the requested)"), fixes.CERT_MANAGER),
     ),

@@ -88,7 +88,8 @@ def _ignored(ray_job: Object, what: str) -> Blocker:
     cause = "KubeRay's operator does not run, or does not watch this namespace"
     if what == _KEPT:
         cause += ", or because the finalizer is that of another component"
-    return Blocker(Reason.KUBERAY_MISSING, f"{message}, because {cause}")
+    fix = fixes.FINALIZER if what == _KEPT else ""
+    return Blocker(Reason.KUBERAY_MISSING, f"{message}, because {cause}", fix)
 
 
 def _left(pod: str) -> Blocker:

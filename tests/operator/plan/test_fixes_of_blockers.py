@@ -109,6 +109,20 @@ def test_parameters_that_fit_into_no_config_map_are_shortened_by_the_author() ->
 
 
 @pytest.mark.parametrize(
+    "refused",
+    [
+        "etcdserver: request is too large",
+        "rpc error: code = ResourceExhausted desc = trying to send message larger than max (2097200 vs. 2097152)",
+    ],
+)
+def test_ray_job_that_is_too_large_is_made_smaller_by_the_author(refused: str) -> None:
+    """Characters such as < take six bytes in what the API server stores."""
+    warning = ClusterWarning("RayJob", "claims-triage-a1", "Forbidden", refused)
+    state = starting_state(Observed(FakeCluster.with_job().job, warnings=(warning,)), Phase.STARTING)
+    assert state.message.endswith(fixes.PARAMETERS_TOO_LARGE)
+
+
+@pytest.mark.parametrize(
     ("account", "cause", "fix"),
     [
         ("trainer", 'serviceaccount "trainer" not found', "Create this service account in the job's namespace"),

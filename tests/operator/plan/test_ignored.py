@@ -198,6 +198,7 @@ def test_next_attempt_names_the_ray_job_that_a_finalizer_holds() -> None:
     message = condition(cluster, "Stalled")["message"]
     assert "claims-triage-a1 keeps a finalizer" in message
     assert "or because the finalizer is that of another component" in message
+    assert message.endswith(fixes.FINALIZER)
     del cluster.ray_jobs["claims-triage-a1"]
     operator.settle()
     assert cluster.created[-1] == "claims-triage-a2"
