@@ -115,6 +115,8 @@ def test_helm_takes_ownership_of_crds_after_a_plain_apply(release: Release) -> N
     install = ("install", "tensafe", str(CHART), "--create-namespace")
     assert "invalid ownership metadata" in release.helm(*install, check=False)
     assert "TenSafe operator" in release.helm(*install, "--take-ownership")
+    notes = release.helm("upgrade", "tensafe", str(CHART), "--set", "crds.enabled=false")
+    assert "The cluster has the CRDs already." in notes, "older ones must not be applied by mistake"
 
 
 def test_api_server_accepts_every_document_under_the_restricted_pod_standard(release: Release) -> None:
