@@ -32,6 +32,10 @@ _FIX_OF_NOT_SEEN = (
     "get pods`, `kubectl -n tensafe-system logs -l app.kubernetes.io/name=tensafe-operator --tail=-1 --prefix`, and "
     "the chart's value `namespaces`."
 )
+_REPORTED = (
+    "This was reported at {}. If the CRDs of the release were applied since, the job continues, and this is shown "
+    "until its status changes."
+)
 _FIX_OF_QUEUED = (
     "Wait, or free room in the queue that spec.cluster.queueName names: `kubectl get localqueues,clusterqueues` shows "
     "how full the queues are."
@@ -173,7 +177,9 @@ def _refused_status(seen: Seen) -> Diagnosis | None:
     reason = Reason.GUARD_MISSING if newest.get("reason") == Reason.GUARD_MISSING.value else Reason.FORBIDDEN
     what, fix = split_fix(str(newest.get("message") or ""), reason.fix)
     older = " What the status shows, ε too, may be older than the ledger." if written else ""
-    return Diagnosis(reason.value, f"{cut(what).rstrip('.')}.{older}", fix)
+    # No event says that the CRDs are back, and a job to which nothing happens gets no new status.
+    until = f" {_REPORTED.format(_stored_at(newest))}" if fix == Reason.GUARD_MISSING.fix else ""
+    return Diagnosis(reason.value, f"{cut(what).rstrip('.')}.{older}{until}", fix)
 
 
 def _stored_at(event: Object) -> str:

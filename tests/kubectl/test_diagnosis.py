@@ -249,7 +249,8 @@ def test_crds_that_are_older_than_the_operator_are_explained_with_their_own_fix(
     event = {**refused(CREATED), "reason": "GuardMissing", "message": message}
     found = diagnose(Seen(job_with(None), warnings=[event]), NOW)
     assert (found.reason, found.fix) == ("GuardMissing", Reason.GUARD_MISSING.fix)
-    assert found.what == "The status of this job cannot be written: the CRDs are older."
+    assert found.what.startswith("The status of this job cannot be written: the CRDs are older. ")
+    assert f"reported at {CREATED}. If the CRDs of the release were applied since, the job continues" in found.what
 
 
 def test_refused_status_of_a_training_job_is_explained_until_one_is_written() -> None:
