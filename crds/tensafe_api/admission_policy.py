@@ -30,7 +30,9 @@ KEEP_ANNOTATIONS = {
 POLICY_KIND, BINDING_KIND = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
 POLICY_NAME = "privacyledgers.tensafe.io"
 GUARD_VERSION = 2
-"""Version of the policies. It rises with each change of a rule, so that an operator knows older policies."""
+"""Version of all rules that protect ledgers: of these policies, and of the CRD. It rises with each change of a rule, so
+that an operator knows older ones.
+"""
 VERSION_ANNOTATION = "tensafe.io/guard-version"
 _JOBS = "tensafetrainingjobs.tensafe.io"
 _CRD_POLICY_NAME = "privacyledgers-kind.tensafe.io"
@@ -115,6 +117,12 @@ def _policy(name: str, matched: dict[str, Any], rules: tuple[tuple[str, str], ..
     return [policy, binding]
 
 
+def guard_version(installed: Mapping[str, Any]) -> int:
+    """The version of the rules of a policy or of the CRD of ledgers, as the API server returns it; 0 without one."""
+    version = (installed["metadata"].get("annotations") or {}).get(VERSION_ANNOTATION, "")
+    return int(version) if version.isdecimal() else 0
+
+
 def is_enforced(policy: Mapping[str, Any], binding: Mapping[str, Any]) -> bool:
     """Whether a policy and its binding, as the API server returns them, refuse what those of this release refuse.
 
@@ -123,8 +131,8 @@ def is_enforced(policy: Mapping[str, Any], binding: Mapping[str, Any]) -> bool:
     """
     name, found, bound = policy["metadata"]["name"], policy["spec"], binding["spec"]
     wanted = next((each["spec"] for each in admission_policies() if each["metadata"]["name"] == name), None)
-    version = (policy["metadata"].get("annotations") or {}).get(VERSION_ANNOTATION, "")
-    if wanted is None or not version.isdecimal() or int(version) < GUARD_VERSION:
+    version = guard_version(policy)
+    if wanted is None or version < GUARD_VERSION:
         return False
     if bound["policyName"] != name or "Deny" not in bound["validationActions"]:
         return False
@@ -136,7 +144,7 @@ def is_enforced(policy: Mapping[str, Any], binding: Mapping[str, Any]) -> bool:
     ]
     if found.get("failurePolicy") != "Fail" or any(narrowed):
         return False
-    if int(version) > GUARD_VERSION:
+    if version > GUARD_VERSION:
         return True
     rules = [{**rule, "scope": "*"} for rule in wanted["matchConstraints"]["resourceRules"]]
     expressions = [each["expression"] for each in wanted["validations"]]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tensafe_api import yaml_io
-from tensafe_api.admission_policy import KEEP_ANNOTATIONS, admission_policies
+from tensafe_api.admission_policy import GUARD_VERSION, KEEP_ANNOTATIONS, VERSION_ANNOTATION, admission_policies
 from tensafe_api.resources.base import Block
 from tensafe_api.resources.job import GROUP, KIND, VERSION, TenSafeTrainingJob
 from tensafe_api.resources.ledger import LEDGER_KIND, PrivacyLedger
@@ -57,6 +57,7 @@ class ResourceKind:
         scope: Namespaced or Cluster.
         defaults: whether the API server fills in the defaults of absent fields. In a profile, absent means that the
             profile gives no value.
+        annotations: of the CRD, besides those that keep it.
     """
 
     model: type[Block]
@@ -67,6 +68,7 @@ class ResourceKind:
     status_default: Mapping[str, Any] = field(default_factory=dict)
     scope: str = "Namespaced"
     defaults: bool = True
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def file_name(self) -> str:
@@ -107,6 +109,7 @@ LEDGERS = ResourceKind(
         Column("Age", "date", ".metadata.creationTimestamp", "Time since the ledger was created"),
         Column("Charged", "string", ".status.charges[*].steps", "Steps charged to the first attempt", 1),
     ),
+    annotations={VERSION_ANNOTATION: str(GUARD_VERSION)},
 )
 PROFILES = ResourceKind(
     model=TenSafeClusterProfile,
@@ -129,7 +132,7 @@ def custom_resource_definition(kind: ResourceKind) -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": DEFINITION_KIND,
-        "metadata": {"name": f"{kind.plural}.{GROUP}", "annotations": dict(KEEP_ANNOTATIONS)},
+        "metadata": {"name": f"{kind.plural}.{GROUP}", "annotations": {**KEEP_ANNOTATIONS, **kind.annotations}},
         "spec": {
             "group": GROUP,
             "names": {

@@ -261,8 +261,8 @@ class Reason(StrEnum):
     )
     GUARD_MISSING = (
         "GuardMissing",
-        "The admission policies that protect ledgers are missing or were changed, so a ledger could be falsified; or "
-        "the operator may not read them.",
+        "The admission policies that protect ledgers, or rules of their CRD, are missing or were changed, so a ledger "
+        "could be falsified; or the operator may not read them.",
         "A cluster administrator applies crds/ again or upgrades the chart; the job then continues without further "
         "action.",
     )

@@ -1,7 +1,8 @@
-"""Whether the admission policies that protect ledgers are in force, and the CRDs keep every field.
+"""Whether the rules that protect ledgers are in force, and the CRDs keep every field.
 
-The rules of the CRD see no user. Without the policies, any client that may write ledgers could lower what was spent, or
-delete the record of it. So nothing is begun without them, and running jobs say so.
+The rules of the CRD see no user, and the admission policies do not see whether a charge falls. Without one of them, a
+client that may write ledgers could lower what was spent, or delete the record of it. So nothing is begun without them,
+and running jobs say so.
 
 With the CRDs of an earlier release, the API server drops fields, and ε would be computed from the rest. So no job is
 changed at all then, not even its status: a write would delete the fields for good. An Event of the job says so.
@@ -13,15 +14,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Gauge
 
 from tensafe_api.admission_policy import BINDING_KIND, POLICY_KIND, admission_policies, is_enforced
+from tensafe_api.crd import LEDGERS
+from tensafe_api.resources.job import GROUP
 from tensafe_operator.names import METRICS_PREFIX
 from tensafe_operator.runtime.api_client import ApiClient
 from tensafe_operator.runtime.api_errors import ApiError, ApiUnavailable
-from tensafe_operator.served_fields import FieldsDropped, dropped_fields, why_dropped
+from tensafe_operator.served_fields import FieldsDropped, dropped_fields, served_definitions, why_dropped
+from tensafe_operator.served_rules import lost_rules
 
 PRESENT_SECONDS, ABSENT_SECONDS = 60.0, 10.0
 """For how long an answer is used: a policy that is missing is looked for again soon."""
@@ -34,7 +38,7 @@ log = logging.getLogger(__name__)
 
 def guard_gauge(registry: CollectorRegistry) -> Gauge:
     """The metric of the guard, registered in `registry`."""
-    text = "1 while the admission policies that protect ledgers are in force, and the CRDs keep every field."
+    text = "1 while the rules that protect ledgers are in force, and the CRDs keep every field."
     return Gauge("guard_present", text, namespace=METRICS_PREFIX, registry=registry)
 
 
@@ -56,7 +60,7 @@ class LedgerGuard:
         self._checking = asyncio.Lock()
 
     async def is_present(self, *, within: float | None = None) -> bool:
-        """Whether the policies are in force.
+        """Whether the admission policies and the rules of the CRD of ledgers are in force.
 
         Args:
             within: how many seconds old the answer may be. None: PRESENT_SECONDS, or ABSENT_SECONDS if they are not.
@@ -97,10 +101,10 @@ class LedgerGuard:
     async def check(self) -> None:
         """Read the policies and the CRDs from the API server."""
         missing, before = await missing_policies(self._api), self._why_dropped
-        self._why_dropped = await _why_fields_are_dropped(self._api)
+        self._why_dropped, lost = await why_crds_differ(self._api)
         self._reads_again |= bool(self._why_dropped)
-        well = not missing and not self._why_dropped
-        self._present = not missing
+        self._present = not missing and not lost
+        well = self._present and not self._why_dropped
         self._gauge.set(well)
         if self._why_dropped and self._why_dropped != before:
             log.error("no job is changed: %s: apply crds/ of this release, or upgrade the chart", self._why_dropped)
@@ -111,20 +115,29 @@ class LedgerGuard:
                 "chart",
                 ", ".join(missing),
             )
+        if lost:
+            log.error("no job is started: %s: apply crds/ of this release, or upgrade the chart", lost)
         self._checked = self._clock()
         self._keep_for = PRESENT_SECONDS if well else ABSENT_SECONDS
 
 
-async def _why_fields_are_dropped(api: ApiClient) -> str:
-    """Why the API server may drop fields of jobs or ledgers; empty where it keeps all."""
+async def why_crds_differ(api: ApiClient) -> tuple[str, str]:
+    """Why the API server may drop fields of jobs or ledgers, and why it may accept a falsified ledger. Empty texts: it
+    does not.
+    """
     try:
-        dropped = await dropped_fields(api)
+        found = await served_definitions(api)
     except ApiError as error:
-        return f"the CRDs of the cluster cannot be read, which may be older than the operator ({error})"
-    if not dropped:
-        return ""
-    rest = len(dropped) - _SHOWN
-    return why_dropped(", ".join(dropped[:_SHOWN]) + (f" and {rest} more" if rest > 0 else ""))
+        return f"the CRDs of the cluster cannot be read, which may be older than the operator ({error})", ""
+    dropped, ledgers = dropped_fields(found), found.get(LEDGERS.plural)
+    lost = lost_rules(ledgers) if ledgers is not None else []
+    lacks = f"the CRD {LEDGERS.plural}.{GROUP} lacks rules of this release, or is older: {_shown(lost)}"
+    return why_dropped(_shown(dropped)) if dropped else "", lacks if lost else ""
+
+
+def _shown(paths: Sequence[str]) -> str:
+    rest = len(paths) - _SHOWN
+    return ", ".join(paths[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 async def missing_policies(api: ApiClient) -> list[str]:

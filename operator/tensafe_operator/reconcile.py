@@ -70,7 +70,7 @@ class Reconciler:
         settings: the operator's settings.
         clock: returns the time, in seconds since the epoch.
         learn: receives each object that the API server returned for a write, so that the cache can keep it.
-        guarded: returns whether the admission policies that protect ledgers are in force, or raises FieldsDropped.
+        guarded: returns whether the rules that protect ledgers are in force, or raises FieldsDropped.
     """
 
     def __init__(

@@ -14,6 +14,7 @@ from tensafe_api.crd import DEFINITION_KIND, JOBS, LEDGERS, open_api_schema
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import GROUP, VERSION
 from tensafe_operator.runtime.api_client import ApiClient
+from tensafe_operator.runtime.objects import Manifest
 
 _MISSING = object()
 
@@ -36,16 +37,26 @@ def why_dropped(fields: str) -> str:
     return f"the CRDs of the cluster are older than the operator, and drop {fields}"
 
 
-async def dropped_fields(api: ApiClient) -> list[str]:
-    """The fields that this release has and the CRDs do not, such as `tensafetrainingjobs.spec.lora.initFrom`. Of nested
-    fields only the outermost, and of a kind that is not served its name.
+async def served_definitions(api: ApiClient) -> dict[str, Manifest]:
+    """The CRDs of jobs and ledgers, by the plural of their kind, without those that do not exist.
 
     Raises:
         ApiUnavailable, ApiError: if the API server does not answer, or this client may not read the CRDs.
     """
+    found = {kind.plural: await api.get(DEFINITION_KIND, None, f"{kind.plural}.{GROUP}") for kind in (JOBS, LEDGERS)}
+    return {plural: each for plural, each in found.items() if each is not None}
+
+
+def dropped_fields(definitions: Mapping[str, Manifest]) -> list[str]:
+    """The fields that this release has and the CRDs do not, such as `tensafetrainingjobs.spec.lora.initFrom`. Of nested
+    fields only the outermost, and of a kind that is not served its name.
+
+    Args:
+        definitions: see `served_definitions`.
+    """
     dropped = []
     for kind in (JOBS, LEDGERS):
-        found = await api.get(DEFINITION_KIND, None, f"{kind.plural}.{GROUP}")
+        found = definitions.get(kind.plural)
         versions = found["spec"]["versions"] if found is not None else ()
         own = [each["schema"]["openAPIV3Schema"] for each in versions if each["name"] == VERSION and each["served"]]
         if not own:

@@ -14,6 +14,7 @@ from e2e.platform.fixtures.operator_harness import OperatorHarness
 from e2e.platform.fixtures.rule_examples import EARLIER_STEPS
 from tensafe_api import fixes
 from tensafe_api.crd import JOBS, LEDGERS, custom_resource_definition
+from tensafe_api.reasons import Reason
 from tensafe_operator import names
 
 pytestmark = pytest.mark.cluster
@@ -40,6 +41,12 @@ def warnings(plane: OperatorHarness, name: str) -> list[str]:
     about = ("--field-selector", f"involvedObject.name={name},reason=GuardMissing")
     found = json.loads(plane.plane.kubectl("-n", "clinic", "get", "events", *about, "-o", "json").stdout)
     return [each["message"] for each in found["items"]]
+
+
+def stalled(plane: OperatorHarness, name: str) -> str:
+    """The reason for which a job is stalled; empty if it is not."""
+    conditions = ((plane.get("tsj", name) or {}).get("status") or {}).get("conditions", ())
+    return "".join(each["reason"] for each in conditions if (each["type"], each["status"]) == ("Stalled", "True"))
 
 
 def spec_of(plane: OperatorHarness) -> str:
@@ -197,3 +204,18 @@ def test_no_figure_falls_and_no_job_starts_until_the_crds_are_back(plane: Operat
     assert (after["spec"], after["status"]["privacy"]) == (before["spec"], before["status"]["privacy"])
     assert "Traceback" not in plane.logs()
     assert plane.refused() == []
+
+
+def test_nothing_is_begun_while_the_crd_of_ledgers_lacks_a_rule(plane: OperatorHarness) -> None:
+    """A pod could record fewer steps than it has charged. The admission policies see only who writes."""
+    weaker = custom_resource_definition(LEDGERS)
+    del weaker["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["x-kubernetes-validations"]
+    plane.plane.kubectl("replace", "-f", "-", text=json.dumps(weaker))
+    plane.operator()
+    plane.apply("one")
+    plane.wait_until(lambda: stalled(plane, "one") == Reason.GUARD_MISSING.value)
+    assert "lacks rules of this release, or is older: status: apply crds/" in plane.logs()
+    assert plane.get("pledger", "one") is None and plane.ray_jobs() == []
+
+    plane.install_our_crds()
+    plane.wait_until(lambda: plane.started("one"), 120)

@@ -46,7 +46,7 @@ class Observed:
         kuberay: whether the API server serves RayJobs.
         corrected: the NetworkPolicy and the RoleBinding of the job. A correction can be taken twice, so they may be
             from the cache in an observation that is otherwise the API server's own.
-        guarded: whether the admission policies that protect ledgers are in force.
+        guarded: whether the rules that protect ledgers are in force (see `ledger_guard`).
         profile: the TenSafeClusterProfile that the job names. None if it names none, if there is none of that name,
             and in an observation from a cache, which has no profiles.
     """

@@ -237,6 +237,24 @@ CLUSTER: tuple[Mutation, ...] = (
         ("tests/operator/test_dropped_fields.py::test_ledger_is_opened_only_soon_after_the_crds_were_read",),
     ),
     Mutation(
+        "a CRD of ledgers that has lost its rules counts as their guard",
+        (Edit("operator/tensafe_operator/served_rules.py", "return list(dict.fromkeys(lost))", "return []"),),
+        (
+            "tests/operator/test_served_rules.py::test_crd_that_accepts_more_has_lost_rules",
+            "tests/operator/test_ledger_guard.py::test_crd_of_ledgers_without_its_rules_is_no_guard",
+        ),
+    ),
+    Mutation(
+        "an older CRD of ledgers counts as their guard",
+        (Edit("operator/tensafe_operator/served_rules.py", "version < GUARD_VERSION", "version < 0"),),
+        ("tests/operator/test_served_rules.py::test_crd_that_accepts_more_has_lost_rules",),
+    ),
+    Mutation(
+        "jobs start although the CRD of ledgers has lost its rules",
+        (Edit("operator/tensafe_operator/ledger_guard.py", "not missing and not lost", "not missing"),),
+        ("tests/operator/test_ledger_guard.py::test_crd_of_ledgers_without_its_rules_is_no_guard",),
+    ),
+    Mutation(
         "a policy with weaker rules counts as the guard of ledgers",
         (
             Edit(
