@@ -1,8 +1,9 @@
 """`python -m tensafe_operator.installation`: what `helm test` runs in a pod of the operator's image.
 
-It checks, in this order: the CRDs are served, the admission policies that protect ledgers are in force, the operator
-answers that it is healthy, and the API server would accept a job. It creates nothing: the job is a dry run. Each check
-prints one line. The first line that starts with FAILED names what is wrong and the fix, and the exit code is then 1.
+It checks, in this order: the CRDs are served, the admission policies that protect ledgers are in force, the CRDs are
+those of this release or newer, the operator answers that it is healthy, and the API server would accept a job. It
+creates nothing: the job is a dry run. Each check prints one line. The first line that starts with FAILED names what is
+wrong and the fix, and the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.profile import PROFILE_KIND
 from tensafe_operator import names
 from tensafe_operator.kinds import KINDS
-from tensafe_operator.ledger_guard import missing_policies
+from tensafe_operator.ledger_guard import missing_policies, why_crds_differ
 from tensafe_operator.runtime.api_client import ApiClient
 from tensafe_operator.runtime.api_errors import ApiError, ApiUnavailable
 from tensafe_operator.runtime.connection import connect
@@ -77,9 +78,18 @@ async def check(
         if missing
         else "the admission policies that protect ledgers are in force",
     )
+    if served:
+        yield await _check_crds(api)
     yield await _check_health(health, wait)
     if served:
         yield await _check_job(api, job, limits)
+
+
+async def _check_crds(api: ApiClient) -> Result:
+    """Ask whether the CRDs keep every field, and refuse what those of this release refuse."""
+    why = "; ".join(filter(None, await why_crds_differ(api)))
+    fix = "apply crds/ of this release, or upgrade the chart. Until then no job is started"
+    return Result(not why, f"{why}: {fix}" if why else "the CRDs have every field and every rule of this release")
 
 
 async def _check_health(url: str, wait: float) -> Result:

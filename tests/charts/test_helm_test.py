@@ -20,6 +20,7 @@ from e2e.platform.fakes.kuberay import install_kuberay_crds
 from e2e.platform.fixtures.operator_process import OperatorProcess
 from e2e.platform.fixtures.polling import wait_until
 from e2e.platform.helm import CHART, helm, helm_command, render_chart, set_arguments
+from tensafe_api.admission_policy import VERSION_ANNOTATION
 
 pytestmark = pytest.mark.cluster
 
@@ -153,6 +154,7 @@ def test_good_installation_passes_and_leaves_only_the_log(installation: Installa
         "the CRD of PrivacyLedger is served",
         "the CRD of TenSafeClusterProfile is served",
         "the admission policies that protect ledgers are in force",
+        "the CRDs have every field and every rule of this release",
         "the operator is healthy (1 ready)",
         "the API server accepts the job quickstart (dry run)",
     ]
@@ -169,6 +171,7 @@ def test_each_fault_is_named(installation: Installation) -> None:
     plane.wait_for_crds()
     plane.kubectl("delete", "validatingadmissionpolicybinding", "privacyledgers.tensafe.io")
     plane.kubectl("apply", "-f", "-", text=REFUSE_EVERY_JOB)
+    plane.kubectl("annotate", "crd", "privacyledgers.tensafe.io", f"{VERSION_ANNOTATION}-")
     account = ("auth", "can-i", "create", "tsj", f"--as=system:serviceaccount:{NAMESPACE}:{ACCOUNT}")
     assert "no" in plane.kubectl("-n", NAMESPACE, *account, check=False).stdout, "no right without a test"
 
@@ -181,13 +184,14 @@ def test_each_fault_is_named(installation: Installation) -> None:
     assert code
     assert "FAILED" in reported.upper()
     failed = [line for line in printed.splitlines() if line.startswith("FAILED: ")]
-    assert len(failed) == 3
+    assert len(failed) == 4
     assert failed[0].startswith(
         "FAILED: the admission policies privacyledgers.tensafe.io are missing, without a binding"
     )
-    assert failed[1].startswith("FAILED: the operator is not healthy: 127.0.0.1 does not answer")
-    assert "FAILED: the API server refuses the job quickstart: " in failed[2]
-    assert "no job today" in failed[2]
+    assert failed[1].startswith("FAILED: the CRD privacyledgers.tensafe.io lacks rules of this release, or is older: ")
+    assert failed[2].startswith("FAILED: the operator is not healthy: 127.0.0.1 does not answer")
+    assert "FAILED: the API server refuses the job quickstart: " in failed[3]
+    assert "no job today" in failed[3]
     assert "warning: KubeRay's RayJob is not served" in printed
     assert installation.pod() is not None, "its log can be read"
 
@@ -196,6 +200,7 @@ def test_missing_crds_are_named_and_limits_are_no_fault(installation: Installati
     plane = installation.plane
     without = installation.helm("install", "tensafe", str(CHART), "--create-namespace", crds_enabled=False)
     assert without.returncode == 0, without.stderr
+    assert "Apply the CRDs and the policies that protect ledgers: kubectl apply -f crds/" in without.stdout
     printed, _, code = installation.test()
     assert code
     for kind in ("TenSafeTrainingJob", "PrivacyLedger", "TenSafeClusterProfile"):
