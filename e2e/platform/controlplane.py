@@ -36,6 +36,7 @@ AUDITED = ("tensafe-system", "tensafe-other")
 """Namespaces whose service accounts' requests are in the audit log."""
 _SERVERS = ("controller-manager", "apiserver", "etcd")
 _CONTROLLERS = (
+    "clusterrole-aggregation-controller",
     "garbage-collector-controller",
     "namespace-controller",
     "serviceaccount-controller",
