@@ -120,7 +120,7 @@ def _policy(name: str, matched: dict[str, Any], rules: tuple[tuple[str, str], ..
 def guard_version(installed: Mapping[str, Any]) -> int:
     """The version of the rules of a policy or of the CRD of ledgers, as the API server returns it; 0 without one."""
     version = (installed["metadata"].get("annotations") or {}).get(VERSION_ANNOTATION, "")
-    return int(version) if version.isdecimal() else 0
+    return int(version) if version.isdecimal() and len(version) < 10 else 0
 
 
 def is_enforced(policy: Mapping[str, Any], binding: Mapping[str, Any]) -> bool:

@@ -89,7 +89,7 @@ async def _check_crds(api: ApiClient) -> Result:
     """Ask whether the CRDs keep every field, and refuse what those of this release refuse."""
     why = "; ".join(filter(None, await why_crds_differ(api)))
     fix = "apply crds/ of this release, or upgrade the chart. Until then no job is started"
-    return Result(not why, f"{why}: {fix}" if why else "the CRDs have every field and every rule of this release")
+    return Result(not why, f"{why}: {fix}" if why else "the CRDs have every field, and the rules that protect ledgers")
 
 
 async def _check_health(url: str, wait: float) -> Result:

@@ -49,7 +49,8 @@ async def served_definitions(api: ApiClient) -> dict[str, Manifest]:
 
 def dropped_fields(definitions: Mapping[str, Manifest]) -> list[str]:
     """The fields that this release has and the CRDs do not, such as `tensafetrainingjobs.spec.lora.initFrom`. Of nested
-    fields only the outermost, and of a kind that is not served its name.
+    fields only the outermost, and of a kind that is not served its name. The API server also drops what the version in
+    which it stores objects lacks.
 
     Args:
         definitions: see `served_definitions`.
@@ -58,13 +59,13 @@ def dropped_fields(definitions: Mapping[str, Manifest]) -> list[str]:
     for kind in (JOBS, LEDGERS):
         found = definitions.get(kind.plural)
         versions = found["spec"]["versions"] if found is not None else ()
-        own = [each["schema"]["openAPIV3Schema"] for each in versions if each["name"] == VERSION and each["served"]]
-        if not own:
+        if not any(each["name"] == VERSION and each["served"] for each in versions):
             dropped.append(kind.plural)
-        for served in own:
-            missing = _own_fields()[kind.plural] - set(_fields(served))
-            outermost = {each for each in missing if not any(each.startswith(f"{other}.") for other in missing)}
-            dropped += [f"{kind.plural}.{each}" for each in sorted(outermost)]
+        used = [each for each in versions if each["storage"] or (each["name"] == VERSION and each["served"])]
+        kept = [set(_fields(each["schema"]["openAPIV3Schema"])) for each in used]
+        missing = {field for fields in kept for field in _own_fields()[kind.plural] - fields}
+        outermost = {each for each in missing if not any(each.startswith(f"{other}.") for other in missing)}
+        dropped += [f"{kind.plural}.{each}" for each in sorted(outermost)]
     return dropped
 
 

@@ -16,6 +16,8 @@ from tensafe_api.crd import LEDGERS, custom_resource_definition
 _RULES = "x-kubernetes-validations"
 _SHOWN = {"description", "message", "messageExpression", "reason", "fieldPath"}
 """What may differ: it is only shown to users."""
+_WEAKENING = {"nullable", "default", "x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields"}
+"""What accepts or fills in more where this release has no such keyword."""
 
 
 def lost_rules(definition: Mapping[str, Any]) -> list[str]:
@@ -30,9 +32,11 @@ def lost_rules(definition: Mapping[str, Any]) -> list[str]:
         return []
     if version < GUARD_VERSION:
         return [LEDGERS.plural]
-    own = _own_version()
-    served = [each for each in definition["spec"]["versions"] if each["served"]]
+    own, spec = _own_version(), definition["spec"]
+    served = [each for each in spec["versions"] if each["served"]]
     lost = [] if all(each.get("subresources") == own["subresources"] for each in served) else ["status"]
+    if (spec.get("conversion") or {}).get("strategy", "None") != "None":
+        lost.append("conversion")  # a webhook could change any field
     for each in served:
         lost += _lost(own["schema"]["openAPIV3Schema"], each["schema"]["openAPIV3Schema"], ())
     return list(dict.fromkeys(lost))
@@ -46,7 +50,7 @@ def _own_version() -> Mapping[str, Any]:
 
 def _lost(own: Mapping[str, Any], served: Mapping[str, Any], path: Sequence[str]) -> Iterator[str]:
     """Paths of the fields for which the served schema lacks something that the own one has."""
-    keywords = (own.keys() | {"nullable"}) - {"properties", "items", "additionalProperties", _RULES, *_SHOWN}
+    keywords = (own.keys() | _WEAKENING) - {"properties", "items", "additionalProperties", _RULES, *_SHOWN}
     kept = all(served.get(each) == own.get(each) for each in keywords)
     if not kept or not _rules(own) <= _rules(served):
         yield ".".join(path) or LEDGERS.plural

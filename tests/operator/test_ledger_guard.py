@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from typing import Any
 
 import pytest
@@ -187,6 +188,25 @@ def test_kind_that_is_not_served_counts_as_dropped() -> None:
     (version,) = policies.objects[DEFINITION_KIND, f"{LEDGERS.plural}.tensafe.io"]["spec"]["versions"]
     version["served"] = False
     with pytest.raises(FieldsDropped, match="older than the operator, and drop privacyledgers: "):
+        asyncio.run(policies.guard().is_present())
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"), [(JOBS, ("spec", "lora", "initFrom")), (LEDGERS, ("status", "charges"))], ids=["jobs", "ledgers"]
+)
+def test_version_in_which_objects_are_stored_keeps_every_field(kind: ResourceKind, path: tuple[str, ...]) -> None:
+    """The API server drops what that version lacks, also where no client may use it."""
+    policies = Policies()
+    versions = policies.objects[DEFINITION_KIND, f"{kind.plural}.tensafe.io"]["spec"]["versions"]
+    stored = {**copy.deepcopy(versions[0]), "name": "v1alpha0", "served": False}
+    versions[0]["storage"] = False
+    versions.append(stored)
+    assert asyncio.run(policies.guard().is_present())
+    schema = stored["schema"]["openAPIV3Schema"]
+    for name in path[:-1]:
+        schema = schema["properties"][name]
+    del schema["properties"][path[-1]]
+    with pytest.raises(FieldsDropped, match=rf"drop {kind.plural}\.{'.'.join(path)}: "):
         asyncio.run(policies.guard().is_present())
 
 

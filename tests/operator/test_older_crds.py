@@ -219,3 +219,23 @@ def test_nothing_is_begun_while_the_crd_of_ledgers_lacks_a_rule(plane: OperatorH
 
     plane.install_our_crds()
     plane.wait_until(lambda: plane.started("one"), 120)
+
+
+def test_version_that_stores_ledgers_without_their_charges_is_noticed(plane: OperatorHarness) -> None:
+    """No client may use that version. But the API server stores every write of a ledger in it."""
+    definition = custom_resource_definition(LEDGERS)
+    versions = definition["spec"]["versions"]
+    stored = {**json.loads(json.dumps(versions[0])), "name": "v1alpha0", "served": False}
+    schema = stored["schema"]["openAPIV3Schema"]["properties"]["status"]
+    for name in ("x-kubernetes-validations", "required"):
+        schema.pop(name, None)
+    del schema["properties"]["charges"]
+    versions[0]["storage"] = False
+    versions.append(stored)
+    plane.plane.kubectl("replace", "-f", "-", text=json.dumps(definition))
+    plane.operator()
+    plane.apply("one")
+    plane.wait_until(lambda: warnings(plane, "one"), 120)
+    (message,) = warnings(plane, "one")
+    assert "older than the operator, and drop privacyledgers.status.charges: " in message
+    assert plane.ray_jobs() == []

@@ -64,6 +64,16 @@ WEAKENED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "charges not required": (lambda found: schema_of(found)["properties"]["status"].pop("required"), "status"),
     "status in the object": (lambda found: found["spec"]["versions"][0].pop("subresources"), "status"),
     "second version without rules": (with_a_second_version_without_rules, "status"),
+    "conversion by a webhook": (
+        lambda found: found["spec"].update(conversion={"strategy": "Webhook", "webhook": {}}),
+        "conversion",
+    ),
+    "steps by default": (lambda found: charges_of(found)["items"]["properties"]["steps"].update(default=1), "steps"),
+    "unknown fields": (
+        lambda found: schema_of(found)["properties"]["status"].update({"x-kubernetes-preserve-unknown-fields": True}),
+        "status",
+    ),
+    "a version that is no number": (lambda found: with_version(found, "9" * 5000), "privacyledgers"),
     "older version": (lambda found: with_version(found, str(GUARD_VERSION - 1)), "privacyledgers"),
     "no version": (lambda found: found["metadata"].pop("annotations"), "privacyledgers"),
 }
