@@ -22,6 +22,7 @@ from tensafe_api.long_computations import LongComputationError, limited_computat
 from tensafe_api.reasons import ConditionType, Phase
 from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.status import Status
+from tensafe_api.spec_digest import has_lost_charges
 from tensafe_api.timestamps import parse_time
 from tensafe_operator.apply import DeletionRefused, RetryLater, apply, report_unwritable, write_status
 from tensafe_operator.children import Manifest
@@ -126,6 +127,15 @@ class Reconciler:
         namespace, name = observed.job["metadata"]["namespace"], observed.job["metadata"]["name"]
         guarded = await self._guarded()
         observed = replace(observed, guarded=guarded)
+        if observed.ledger is not None and has_lost_charges(observed.ledger):
+            # Nothing can be decided. The cache may hold what the API server returned under older CRDs.
+            await self._guarded(within=0.0)
+            found = await observe(self._api, namespace, name) if is_cached else observed
+            if found is None:
+                return None
+            if found.ledger is not None and has_lost_charges(found.ledger):
+                raise LedgerShortened(LEDGER_SHORTENED)
+            observed, is_cached = replace(found, guarded=guarded), False
         async with self._failure_in_status(observed, patient):
             decision = await self._decide(observed, patient)
             cached_shortened = ledger_is_shortened(observed)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, started_job
+from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, running_job, started_job
 from e2e.platform.fixtures.rule_examples import EARLIER_STEPS
 from tensafe_api import fixes
 from tensafe_api.reasons import Reason
@@ -118,6 +118,43 @@ def test_ledger_that_was_stored_under_older_crds_is_never_counted(of: str, monke
     (event,) = api.created
     assert "has lost fields of its spec" in event["message"]
     assert event["message"].endswith(fixes.LEDGER_SHORTENED)
+
+
+def training_job() -> tuple[FakeCluster, dict[str, Any]]:
+    """A job that trains, and a copy of its ledger with a status."""
+    cluster, operator = running_job()
+    cluster.charge(9)
+    operator.settle()
+    assert cluster.status["privacy"]["stepsCharged"] > 0 and cluster.ledger is not None
+    return cluster, copy.deepcopy(cluster.ledger)
+
+
+@pytest.mark.parametrize("what", ["charges", "status"])
+def test_ledger_that_has_lost_its_charges_is_never_counted(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next attempt would charge from nothing, and later the status would have too small an ε."""
+    cluster, ledger = training_job()
+    del (ledger if what == "status" else ledger["status"])[what]
+    cluster.ledger = ledger
+    serve(monkeypatch, cluster)
+    api = Api(age=-1.0)
+    assert api.reconcile(cluster) == cluster.now + SHORTENED_SECONDS
+    assert api.statuses == []
+    (event,) = api.created
+    assert "has lost fields of its spec or its charges" in event["message"]
+
+
+def test_ledger_that_was_cached_without_its_charges_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, ledger = training_job()
+    cluster.charge(3)
+    serve(monkeypatch, cluster)
+    before = cluster.status["privacy"]["stepsCharged"]
+    del ledger["status"]["charges"]
+    cluster.ledger = ledger
+    api = Api(age=-1.0)
+    api.reconcile(cluster)
+    (status,) = api.statuses
+    assert status["privacy"]["stepsCharged"] == before + 3
+    assert not [each for each in api.created if each["reason"] == "GuardMissing"]
 
 
 class RefusingApi(Api):

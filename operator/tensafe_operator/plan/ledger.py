@@ -24,13 +24,15 @@ from tensafe_operator.plan.privacy_status import fold_ledger, with_charges
 from tensafe_operator.plan.suspension import SUSPENDED
 
 LEDGER_SHORTENED = (
-    "the job's PrivacyLedger has lost fields of its spec, because it was written under older CRDs that drop them, so ε "
+    "the job's PrivacyLedger has lost fields of its spec or its charges, because it was written under CRDs that drop "
+    "them, so ε "
     f"computed from the rest may be too small: {fixes.LEDGER_SHORTENED}"
 )
 
 
 def ledger_is_shortened(observed: Observed) -> bool:
-    """Return whether the job's ledger has lost fields that it was opened with. The job may have lost them, too.
+    """Return whether the job's ledger has lost fields that it was opened with, or its charges. The job may have lost
+    them, too.
 
     A ledger without a digest is compared with the job.
     """
@@ -38,6 +40,10 @@ def ledger_is_shortened(observed: Observed) -> bool:
     if found is None or found["spec"].get("jobUID") != job["metadata"].get("uid"):
         return False
     if has_lost_fields(found):
+        return True
+    status = job.get("status") or {}
+    is_known = status.get("ledgerUID") == found["metadata"].get("uid")
+    if is_known and not found.get("status") and (status.get("privacy") or {}).get("stepsCharged"):
         return True
     earlier = ((job["spec"].get("lora") or {}).get("initFrom") or {}).get("earlierSteps")
     return bool(earlier) and not (found["spec"].get("mechanism") or {}).get("earlierSteps")

@@ -245,6 +245,28 @@ CLUSTER: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        "a stored version of a CRD that drops fields is not noticed",
+        (
+            Edit(
+                "operator/tensafe_operator/served_fields.py",
+                'if each["storage"] or (each["name"] == VERSION and each["served"])',
+                'if each["name"] == VERSION and each["served"]',
+            ),
+        ),
+        ("tests/operator/test_ledger_guard.py::test_version_in_which_objects_are_stored_keeps_every_field",),
+    ),
+    Mutation(
+        "a ledger that has lost its status counts as one that was never acquired",
+        (
+            Edit(
+                "operator/tensafe_operator/plan/ledger.py",
+                'if is_known and not found.get("status") and',
+                "if False and",
+            ),
+        ),
+        ("tests/operator/test_dropped_fields.py::test_ledger_that_has_lost_its_charges_is_never_counted",),
+    ),
+    Mutation(
         "an older CRD of ledgers counts as their guard",
         (Edit("operator/tensafe_operator/served_rules.py", "version < GUARD_VERSION", "version < 0"),),
         ("tests/operator/test_served_rules.py::test_crd_that_accepts_more_has_lost_rules",),
