@@ -22,7 +22,6 @@ from tensafe_api.long_computations import LongComputationError, limited_computat
 from tensafe_api.reasons import ConditionType, Phase
 from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.status import Status
-from tensafe_api.spec_digest import has_lost_charges
 from tensafe_api.timestamps import parse_time
 from tensafe_operator.apply import DeletionRefused, RetryLater, apply, report_unwritable, write_status
 from tensafe_operator.children import Manifest
@@ -124,42 +123,35 @@ class Reconciler:
             return self._clock() + (SHORTENED_SECONDS if shortened else DROPPED_SECONDS)
 
     async def _take_further(self, observed: Observed, is_cached: bool, patient: bool) -> float | None:
-        namespace, name = observed.job["metadata"]["namespace"], observed.job["metadata"]["name"]
         guarded = await self._guarded()
         observed = replace(observed, guarded=guarded)
-        if observed.ledger is not None and has_lost_charges(observed.ledger):
-            # Nothing can be decided. The cache may hold what the API server returned under older CRDs.
-            await self._guarded(within=0.0)
-            found = await observe(self._api, namespace, name) if is_cached else observed
-            if found is None:
-                return None
-            if found.ledger is not None and has_lost_charges(found.ledger):
-                raise LedgerShortened(LEDGER_SHORTENED)
-            observed, is_cached = replace(found, guarded=guarded), False
         async with self._failure_in_status(observed, patient):
-            decision = await self._decide(observed, patient)
-            cached_shortened = ledger_is_shortened(observed)
-            shortened = cached_shortened or has_fallen(observed.job.get("status") or {}, decision.status)
-            if decision.irreversible or shortened or _opens_ledger(decision):
-                guarded = await self._guarded(within=0.0 if shortened else BEGIN_SECONDS)
-            if (decision.irreversible or shortened) and is_cached:
-                # The cache may hold what the API server returned while it dropped fields.
-                again = await observe(self._api, namespace, name, observed)
+            if ledger_is_shortened(observed):  # nothing can be decided
+                guarded = await self._guarded(within=0.0)
+                again = await self._read_again(observed, guarded) if is_cached else observed
                 if again is None:
                     return None
-                _check_spec(observed.job, again.job)
-                observed = replace(again, guarded=guarded)
+                if ledger_is_shortened(again):
+                    raise LedgerShortened(LEDGER_SHORTENED)
+                observed, is_cached = again, False
+            decision = await self._decide(observed, patient)
+            fallen = has_fallen(observed.job.get("status") or {}, decision.status)
+            if decision.irreversible or fallen or _opens_ledger(decision):
+                guarded = await self._guarded(within=0.0 if fallen else BEGIN_SECONDS)
+            if (decision.irreversible or fallen) and is_cached:
+                again = await self._read_again(observed, guarded)
+                if again is None:
+                    return None
+                if ledger_is_shortened(again):
+                    # It was read under older CRDs, in the seconds for which the guard's answer is used; or it was
+                    # written just now, and the cache gets it next.
+                    await self._guarded(within=0.0)
+                    return self._clock() + RETRY_SECONDS
+                observed = again
                 decision = await self._decide(observed, patient)
             elif guarded != observed.guarded:
                 observed = replace(observed, guarded=guarded)
                 decision = await self._decide(observed, patient)
-            if ledger_is_shortened(observed) and not cached_shortened:
-                # It was read under older CRDs, in the seconds for which the guard's answer is used; or it was written
-                # just now, and the cache gets it next.
-                await self._guarded(within=0.0)
-                return self._clock() + RETRY_SECONDS
-            if ledger_is_shortened(observed):
-                raise LedgerShortened(LEDGER_SHORTENED)
             try:
                 while True:
                     stalled = object_condition(observed.job, ConditionType.STALLED).get("message") or ""
@@ -183,7 +175,7 @@ class Reconciler:
                         warned = replace(observed, warnings=(*allowed.left, *observed.warnings))
                         decision = replace(decision, status=(await self._decide(warned, patient)).status)
                     stored = await self._write_status(observed.job, decision.status)
-                    self._corrections.show(namespace, allowed.left)
+                    self._corrections.show(observed.job["metadata"]["namespace"], allowed.left)
                     if "RayJob" in created:
                         return self._clock() + ANSWER_SECONDS
                     if stored is None or not decision.irreversible:
@@ -199,6 +191,17 @@ class Reconciler:
                 if isinstance(blocked.__cause__, ApiUnavailable):
                     raise blocked.__cause__ from None  # the delay grows: each request may take its time limit
                 return self._clock() + _retry_seconds(observed.job, blocked, self._clock())
+
+    async def _read_again(self, cached: Observed, guarded: bool) -> Observed | None:
+        """The job and its children from the API server; None if the job is deleted. The cache may hold what the API
+        server returned while it dropped fields.
+        """
+        metadata = cached.job["metadata"]
+        again = await observe(self._api, metadata["namespace"], metadata["name"], cached)
+        if again is None:
+            return None
+        _check_spec(cached.job, again.job)
+        return replace(again, guarded=guarded)
 
     async def compute(self, cached: Observed) -> bool:
         """Compute in a thread what the next reconcile of a job needs, so that it is cached.

@@ -13,7 +13,7 @@ from e2e.platform.fixtures.rule_examples import EARLIER_STEPS
 from tensafe_api import fixes
 from tensafe_api.reasons import Reason
 from tensafe_operator import names, reconcile
-from tensafe_operator.plan.observed import Decision, Observed
+from tensafe_operator.plan.observed import Observed
 from tensafe_operator.reconcile import BEGIN_SECONDS, DROPPED_SECONDS, RETRY_SECONDS, SHORTENED_SECONDS, Reconciler
 from tensafe_operator.runtime.api_errors import INVALID, UnknownFields
 from tensafe_operator.served_fields import FieldsDropped, lost_field
@@ -101,6 +101,16 @@ def test_ledger_that_was_cached_under_older_crds_is_read_again(monkeypatch: pyte
     assert api.statuses == [] and api.created == []
 
 
+def message_without_a_status(cluster: FakeCluster) -> str:
+    """The message of the Event with which a reconcile ends that writes no status and creates nothing else, for good."""
+    api = Api(age=-1.0)
+    assert api.reconcile(cluster) == cluster.now + SHORTENED_SECONDS
+    assert api.statuses == []
+    (event,) = api.created
+    assert event["message"].endswith(fixes.LEDGER_SHORTENED)
+    return str(event["message"])
+
+
 @pytest.mark.parametrize("of", ["ledger", "ledger and job", "ledger without a digest"])
 def test_ledger_that_was_stored_under_older_crds_is_never_counted(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = charged_job()
@@ -112,12 +122,7 @@ def test_ledger_that_was_stored_under_older_crds_is_never_counted(of: str, monke
         assert cluster.ledger is not None
         del cluster.ledger["metadata"]["annotations"]
     serve(monkeypatch, cluster)
-    api = Api(age=-1.0)
-    assert api.reconcile(cluster) == cluster.now + SHORTENED_SECONDS
-    assert api.statuses == []
-    (event,) = api.created
-    assert "has lost fields of its spec" in event["message"]
-    assert event["message"].endswith(fixes.LEDGER_SHORTENED)
+    assert "has lost fields of its spec" in message_without_a_status(cluster)
 
 
 def training_job() -> tuple[FakeCluster, dict[str, Any]]:
@@ -136,11 +141,7 @@ def test_ledger_that_has_lost_its_charges_is_never_counted(what: str, monkeypatc
     del (ledger if what == "status" else ledger["status"])[what]
     cluster.ledger = ledger
     serve(monkeypatch, cluster)
-    api = Api(age=-1.0)
-    assert api.reconcile(cluster) == cluster.now + SHORTENED_SECONDS
-    assert api.statuses == []
-    (event,) = api.created
-    assert "has lost fields of its spec or its charges" in event["message"]
+    assert "has lost fields of its spec or its charges" in message_without_a_status(cluster)
 
 
 def test_ledger_that_was_cached_without_its_charges_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,10 +261,10 @@ def test_failed_reconcile_counts_no_shortened_ledger(monkeypatch: pytest.MonkeyP
     before = cluster.status["privacy"]
     shorten(cluster)
 
-    def fail(*_: Any) -> Decision:
+    async def fail(*_: Any) -> Observed:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(reconcile, "decide", fail)
+    monkeypatch.setattr(reconcile, "observe", fail)
     api = Api(age=-1.0)
     with pytest.raises(RuntimeError):
         api.reconcile(cluster)
@@ -279,6 +280,15 @@ def test_figure_that_falls_for_another_reason_is_written(monkeypatch: pytest.Mon
     api = Api(age=-1.0)
     api.reconcile(cluster)
     assert api.statuses[0]["privacy"]["epsilonSpent"] == spent
+
+
+def test_figure_that_falls_for_another_reason_waits_for_the_crds(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = charged_job()
+    cluster.job["status"]["privacy"]["epsilonSpent"] = "99"
+    serve(monkeypatch, cluster)
+    api = Api(age=0.0)
+    assert api.reconcile(cluster) == cluster.now + DROPPED_SECONDS
+    assert api.statuses == []
 
 
 @pytest.mark.parametrize(("age", "begins"), [(BEGIN_SECONDS - 1, True), (BEGIN_SECONDS, False)])

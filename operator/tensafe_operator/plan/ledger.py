@@ -11,7 +11,7 @@ from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resolve import Claim
 from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_api.resources.status import Status, WorkerCount
-from tensafe_api.spec_digest import has_lost_fields
+from tensafe_api.spec_digest import has_lost_charges, has_lost_fields
 from tensafe_operator import names
 from tensafe_operator.children import access, ledger
 from tensafe_operator.plan.admission import Admitted, Rejected, with_ledger_values
@@ -25,8 +25,7 @@ from tensafe_operator.plan.suspension import SUSPENDED
 
 LEDGER_SHORTENED = (
     "the job's PrivacyLedger has lost fields of its spec or its charges, because it was written under CRDs that drop "
-    "them, so ε "
-    f"computed from the rest may be too small: {fixes.LEDGER_SHORTENED}"
+    f"them, so ε computed from the rest may be too small: {fixes.LEDGER_SHORTENED}"
 )
 
 
@@ -37,7 +36,11 @@ def ledger_is_shortened(observed: Observed) -> bool:
     A ledger without a digest is compared with the job.
     """
     found, job = observed.ledger, observed.job
-    if found is None or found["spec"].get("jobUID") != job["metadata"].get("uid"):
+    if found is None:
+        return False
+    if has_lost_charges(found):
+        return True
+    if found["spec"].get("jobUID") != job["metadata"].get("uid"):
         return False
     if has_lost_fields(found):
         return True

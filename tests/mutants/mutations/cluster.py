@@ -133,10 +133,8 @@ CLUSTER: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a smaller epsilon is written without a look at the CRDs",
-        (Edit("operator/tensafe_operator/reconcile.py", " or has_fallen(observed", " or not (observed"),),
-        (
-            "tests/operator/test_dropped_fields.py::test_figure_that_falls_is_written_only_after_the_crds_were_read_again",
-        ),
+        (Edit("operator/tensafe_operator/reconcile.py", "fallen = has_fallen(observed", "fallen = not (observed"),),
+        ("tests/operator/test_dropped_fields.py::test_figure_that_falls_for_another_reason_waits_for_the_crds",),
     ),
     Mutation(
         "a ledger that has lost its earlier steps is counted",
@@ -169,7 +167,7 @@ CLUSTER: tuple[Mutation, ...] = (
     ),
     Mutation(
         "an attempt is decided on by a job that was read without its fields",
-        (Edit("operator/tensafe_operator/reconcile.py", "                _check_spec(observed.job, again.job)\n", ""),),
+        (Edit("operator/tensafe_operator/reconcile.py", "        _check_spec(cached.job, again.job)\n", ""),),
         ("tests/operator/test_dropped_fields.py::test_no_attempt_ends_by_a_job_that_was_read_without_its_fields",),
     ),
     Mutation(
