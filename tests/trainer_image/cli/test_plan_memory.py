@@ -94,6 +94,7 @@ def test_gpu_is_counted_with_what_cuda_takes(
     assert shown.out.rstrip().endswith("Fits on GPUs of 24 GB, 40 GB, 48 GB, 80 GB.")
 
 
+@pytest.mark.slow
 def test_gpu_that_is_too_small_is_a_failure(
     write_manifest: Write, llama: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +120,20 @@ def scheme(name: str) -> str:
     return f"spec.model.quantization={name}"
 
 
+def test_gpu_that_is_a_little_too_small_is_a_failure_with_changes_that_make_it_fit(
+    write_manifest: Write, llama: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llama["training"] = {**FEW_STEPS["training"], "microBatchSize": 2}
+    path = write_manifest(**llama)
+    needed = worker_memory(load_job(path, []).job, tmp_path, gpu_memory=1 << 50).needed
+    command = ["plan", path, "--gpu-memory", f"{(needed >> 20) - 8}Mi"]
+    assert main(command) == 1
+    assert capsys.readouterr().err.endswith(
+        f": to make it fit, add one of these:\n  --set {records(1)}\n  --set {RECOMPUTE}\n"
+    )
+    assert [main([*command, "--set", change]) for change in (records(1), RECOMPUTE)] == [0, 0]
+
+
 @pytest.fixture
 def large_llama(llama: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     """The same with most of its memory in the weights."""
@@ -131,6 +146,7 @@ def large_llama(llama: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mebibytes", "expected"),
     [
@@ -168,6 +184,7 @@ def test_first_change_of_each_kind_makes_a_worker_fit(
         assert not [*changed.warnings()]
 
 
+@pytest.mark.slow
 def test_changes_are_shown_as_the_command_takes_them(
     write_manifest: Write, large_llama: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,6 +197,7 @@ def test_changes_are_shown_as_the_command_takes_them(
     )
 
 
+@pytest.mark.slow
 def test_gpu_of_unknown_size_is_compared_with_the_largest_common_one(
     write_manifest: Write,
     large_llama: dict[str, Any],
@@ -197,6 +215,7 @@ def test_gpu_of_unknown_size_is_compared_with_the_largest_common_one(
     assert capsys.readouterr().out.endswith("\nFits on GPUs of 3 GB.\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -224,6 +243,7 @@ def test_changes_start_from_the_manifest(
     assert [list(remedy) for remedy in found.remedies] == expected
 
 
+@pytest.mark.slow
 def test_change_that_the_model_refuses_is_not_proposed(
     write_manifest: Write, large_llama: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,14 +133,19 @@ def allocated(job: Job) -> int:
 @pytest.mark.parametrize(
     ("kind", "override"),
     [
-        ("llama", "spec.training.gradientCheckpointing=false"),
-        ("llama", "spec.training.gradientCheckpointing=true"),
-        ("llama", "spec.training.precision=bf16"),
-        ("llama", "spec.model.quantization=NF4"),
-        ("gemma", "spec.training.microBatchSize=4"),
-        ("gpt2", "spec.training.microBatchSize=3"),
         ("bert", "spec.training.microBatchSize=8"),
-        ("vit", "spec.training.microBatchSize=8"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("llama", "spec.training.gradientCheckpointing=false"),
+                ("llama", "spec.training.gradientCheckpointing=true"),
+                ("llama", "spec.training.precision=bf16"),
+                ("llama", "spec.model.quantization=NF4"),
+                ("gemma", "spec.training.microBatchSize=4"),
+                ("gpt2", "spec.training.microBatchSize=3"),
+                ("vit", "spec.training.microBatchSize=8"),
+            )
+        ),
     ],
 )
 def test_estimate_is_close_to_what_a_run_allocates(make_job: Callable[..., Job], kind: str, override: str) -> None:
@@ -206,6 +211,7 @@ def test_attention_on_a_gpu_keeps_no_scores(make_job: Callable[..., Job]) -> Non
     assert gpu == pytest.approx(cpu, rel=0.1)
 
 
+@pytest.mark.slow
 def test_forty_layers_are_planned_in_seconds_without_their_memory(make_job: Callable[..., Job], tmp_path: Path) -> None:
     spec = make_job("llama", "spec.training.gradientCheckpointing=true", "spec.training.maxLength=1024").job.spec
     size = {"hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40, "num_attention_heads": 40}

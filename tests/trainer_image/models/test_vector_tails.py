@@ -69,7 +69,9 @@ def numbers_of(dtype: torch.dtype) -> torch.Tensor:
     return found[: len(found) // (64 * ALONE) * 64 * ALONE]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, *(pytest.param(each, marks=pytest.mark.slow) for each in (torch.bfloat16, torch.float16))]
+)
 @pytest.mark.parametrize("name", sorted(EXACT | ALIKE | {"pow"}))
 def test_exact_function_has_the_same_bits_in_a_vector_and_alone(
     name: str, dtype: torch.dtype, one_thread: None
@@ -109,20 +111,24 @@ def test_gradient_that_may_round_is_found(name: str) -> None:
     assert "backward" in tails.uneven
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+OF_ROUNDED_NUMBERS: list[tuple[str, Function, torch.dtype]] = [
+    ("aten::gelu_backward", lambda x: aten.gelu_backward(0.3 - x, x, approximate="tanh"), torch.float16),
+    ("aten::gelu", ROUNDED["tanh-gelu"], torch.float16),
+    ("aten::silu", functional.silu, torch.float32),
+    ("aten::silu_backward", lambda x: aten.silu_backward(0.3 - x, x), torch.float32),
+    ("aten::mish_backward", lambda x: aten.mish_backward(0.3 - x, x), torch.float32),
+    ("aten::softplus", functional.softplus, torch.float32),
+    ("aten::elu", functional.elu, torch.float32),
+    ("aten::rsqrt", torch.rsqrt, torch.bfloat16),
+    ("aten::mul.Tensor", lambda x: x * x, torch.complex64),
+]
+"""The first, on three threads, notices each mistake in `tests/mutants` that any of them notices: the rest is slow."""
+
+
+@pytest.mark.parametrize("threads", [3, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 2, 4))])
 @pytest.mark.parametrize(
     ("name", "function", "dtype"),
-    [
-        ("aten::gelu", ROUNDED["tanh-gelu"], torch.float16),
-        ("aten::gelu_backward", lambda x: aten.gelu_backward(0.3 - x, x, approximate="tanh"), torch.float16),
-        ("aten::silu", functional.silu, torch.float32),
-        ("aten::silu_backward", lambda x: aten.silu_backward(0.3 - x, x), torch.float32),
-        ("aten::mish_backward", lambda x: aten.mish_backward(0.3 - x, x), torch.float32),
-        ("aten::softplus", functional.softplus, torch.float32),
-        ("aten::elu", functional.elu, torch.float32),
-        ("aten::rsqrt", torch.rsqrt, torch.bfloat16),
-        ("aten::mul.Tensor", lambda x: x * x, torch.complex64),
-    ],
+    [OF_ROUNDED_NUMBERS[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in OF_ROUNDED_NUMBERS[1:])],
 )
 def test_equal_numbers_give_equal_results_in_even_shapes_alone(
     name: str, function: Function, dtype: torch.dtype, threads: int, one_thread: None
