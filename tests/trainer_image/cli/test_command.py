@@ -78,7 +78,7 @@ INIT_FROM = {
 @pytest.mark.parametrize(
     ("changes", "rows"),
     [
-        (
+        pytest.param(
             {},
             (
                 "steps 100 24 in each epoch, 3 for warm-up",
@@ -86,17 +86,24 @@ INIT_FROM = {
                 "charged in advance 1 step at a time; so many at most are lost in a crash",
                 "reserve 9 steps that can be charged again; then the run ends before its last step",
             ),
+            id="defaults",
         ),
-        ({"privacy__reserveSteps": 1}, ("if the reserved step is charged as well",)),
-        (
+        pytest.param(
+            {"privacy__reserveSteps": 1},
+            ("if the reserved step is charged as well",),
+            id="one reserved step",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             {"lora__initFrom": INIT_FROM, "privacy__targetEpsilon": "12", "privacy__targetDelta": "0.000025"},
             (
                 "ε before this job 7.726 of the trainings in spec.lora.initFrom, which every ε here counts",
                 "of 100 steps and 40 earlier ones to sign off; target 12",
             ),
+            id="an earlier adapter",
+            marks=pytest.mark.slow,
         ),
     ],
-    ids=["defaults", "one reserved step", "an earlier adapter"],
 )
 def test_validate_explains_the_figures(
     changes: dict[str, Any], rows: tuple[str, ...], write_manifest: Write, capsys: pytest.CaptureFixture[str]

@@ -117,7 +117,13 @@ def test_optimizer_state_counts_every_step_of_the_published_adapter(halted: Job)
     assert OPTIMIZER not in halted.store().read("final"), "no step follows"
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param(file, marks=[] if file in ("adapter_model.safetensors", "manifest.json") else pytest.mark.slow)
+        for file in FILES
+    ],
+)
 def test_checkpoint_with_a_changed_file_is_refused(halted: Job, file: str) -> None:
     assert {path.name for path in checkpoint(halted, 4).iterdir()} == set(FILES)
     flip(checkpoint(halted, 4) / file)

@@ -149,12 +149,18 @@ def test_kernel_that_is_inexact_on_one_rank_ends_the_attempt_on_all(tmp_path: Pa
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (InexactKernel(rank=1, error=0.5), "which is more than rounding"),
-        (FailToLoad(rank=1, function="resolve_model"), "there is no folder of the test"),
-        (FailToLoad(rank=1, function="find_initial_adapter"), "there is no folder of the test"),
-        (FailToLoad(rank=1, function="find_output_head"), "there is no folder of the test"),
+        pytest.param(
+            InexactKernel(rank=1, error=0.5), "which is more than rounding", id="inexact-kernel", marks=pytest.mark.slow
+        ),
+        *(
+            pytest.param(FailToLoad(rank=1, function=function), "there is no folder of the test", id=name, marks=marks)
+            for function, name, marks in (
+                ("resolve_model", "no-model", [pytest.mark.slow]),
+                ("find_initial_adapter", "no-adapter", [pytest.mark.slow]),
+                ("find_output_head", "no-output-head", []),  # the one of these faults that meets a gathering of weights
+            )
+        ),
     ],
-    ids=["inexact-kernel", "no-model", "no-adapter", "no-output-head"],
 )
 def test_rank_that_fails_alone_while_it_starts_leaves_no_rank_waiting(
     tmp_path: Path, sharing: str, fault: Instrument, message: str
