@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,35 @@ def test_wrong_value_is_rejected_by_name(name: str, value: Any, field: str) -> N
     assert done.returncode
     assert "schema" in done.stderr
     assert field in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("dependency", "key", "on", "off"),
+    [
+        ({"condition": "tensafe.enabled"}, "tensafe", {"tensafe.enabled": True}, {"tensafe.enabled": False}),
+        ({"condition": "dp.enabled", "alias": "dp"}, "dp", {"dp.enabled": True}, {"dp.enabled": False}),
+        (
+            {"condition": "global.dp,tensafe.enabled"},
+            "tensafe",
+            {"global.dp": True, "tensafe.enabled": False},
+            {"global.dp": False, "tensafe.enabled": True},
+        ),
+        ({"tags": ["training"]}, "tensafe", {"global.registry": "mirror.example"}, {"tags.training": False}),
+    ],
+    ids=["condition", "alias", "two conditions", "tags"],
+)
+def test_chart_is_an_optional_part_of_another(
+    dependency: dict[str, Any], key: str, on: dict[str, Any], off: dict[str, Any], tmp_path: Path
+) -> None:
+    """Helm gives to a dependency its values in the parent, with that of the condition, and the global values."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    part = {"name": chart["name"], "version": chart["version"], "repository": "", **dependency}
+    whole = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [part]}
+    (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(whole))
+    shutil.copytree(CHART, tmp_path / "charts" / CHART.name)
+    rendered = render_chart({**on, f"{key}.fullnameOverride": "guard"}, chart=tmp_path)
+    assert [each["metadata"]["name"] for each in rendered if each["kind"] == "Deployment"] == ["guard"]
+    assert render_chart(off, chart=tmp_path) == []
 
 
 def test_chart_has_the_version_and_the_crds_of_the_project() -> None:
