@@ -52,6 +52,10 @@ _SHORT_TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_a
 PVC_SCHEME = "pvc://"
 """Prefix of a URI on a PVC of the cluster, which is a folder in the pods that mount it."""
 
+GIT_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""How a file begins that `git clone` without Git LFS leaves in place of a large one."""
+GIT_LFS_FIX = "run `git lfs pull` in its folder"
+
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 

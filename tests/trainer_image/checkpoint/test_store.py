@@ -117,6 +117,15 @@ def test_changed_file_is_named(file: str, uri: str) -> None:
     assert store.read("a", only=[name for name in FILES if name != file][:1])
 
 
+def test_pointer_in_place_of_a_file_is_named(uri: str) -> None:
+    store = CheckpointStore(uri)
+    store.write("a", FILES)
+    file = next(iter(FILES))
+    raw(uri, "a", file, b"version https://git-lfs.github.com/spec/v1\noid sha256:77\nsize 9\n")
+    with pytest.raises(CheckpointCorrupt, match=f"a is incomplete: {file} is a Git LFS pointer; run `git lfs pull` in"):
+        store.read("a")
+
+
 @pytest.mark.parametrize("file", [*FILES, MANIFEST])
 def test_missing_file_is_named(file: str, uri: str) -> None:
     store = CheckpointStore(uri)

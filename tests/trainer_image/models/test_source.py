@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 from huggingface_hub import constants
+from safetensors.numpy import save_file
 
 from tensorguard.models.source import ModelNotFoundError, resolve_model
 
@@ -11,7 +13,7 @@ from tensorguard.models.source import ModelNotFoundError, resolve_model
 def put_model(folder, **content):
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "bert"} | content))
-    (folder / "model.safetensors").write_bytes(b"weights")
+    save_file({"weight": np.zeros(4)}, folder / "model.safetensors")
     return folder
 
 
@@ -67,7 +69,7 @@ def test_identity_of_files_depends_on_their_content(tmp_path):
     identity = resolve_model(str(folder)).identity()
     assert identity.startswith("sha256:")
     assert resolve_model(str(put_model(tmp_path / "b"))).identity() == identity
-    (folder / "model.safetensors").write_bytes(b"other")
+    save_file({"weight": np.ones(4)}, folder / "model.safetensors")
     assert resolve_model(str(folder)).identity() != identity
 
 

@@ -26,6 +26,8 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.statement import canonical_json, digest
 from tensorguard.storage import (
+    GIT_LFS_FIX,
+    GIT_LFS_POINTER,
     PVC_SCHEME,
     RetryingFileSystem,
     explain_storage_error,
@@ -183,6 +185,8 @@ class CheckpointStore:
             raise CheckpointAbsent(f"{uri} lacks {file}; {_FIX_CORRUPT}", file)
         for file, content in files.items():
             if digest(content) != listing[file]:
+                if content.startswith(GIT_LFS_POINTER):
+                    raise CheckpointCorrupt(f"{uri} is incomplete: {file} is a Git LFS pointer; {GIT_LFS_FIX}")
                 raise CheckpointCorrupt(f"{uri} is corrupt: {file} is not what was written; {_FIX_CORRUPT}")
         return files
 

@@ -25,6 +25,7 @@ from tensorguard.models.load import PRECISIONS, BaseModel, prepare_base, read_co
 from tensorguard.models.source import ModelSource
 from tensorguard.models.targets import resolve_modules_to_save
 from tensorguard.models.tasks.base import Task
+from tensorguard.models.tokenizer import loading
 from tensorguard.models.weight_files import WeightFiles
 
 Place = tuple[nn.Module, str]
@@ -58,12 +59,13 @@ def load_deferred(
 
     Modules that are trained in full have their weights already, because the adapter copies them.
     """
-    files = WeightFiles.of(source)
+    with loading(source, False):
+        files = WeightFiles.of(source)
     if files is None:
         return None
     config = read_config(source, task, trust_remote_code=False)
     kind = getattr(transformers, task.auto_class)
-    with silenced(), init_empty_weights(include_buffers=False), no_init_weights():
+    with loading(source, False), silenced(), init_empty_weights(include_buffers=False), no_init_weights():
         model = kind.from_config(config, dtype=PRECISIONS[precision], attn_implementation="eager")
     model.tie_weights()
     names = _names_in_files(model, files)

@@ -26,7 +26,7 @@ from tensorguard.models.quantized import quantize
 from tensorguard.models.source import ModelSource
 from tensorguard.models.targets import resolve_modules_to_save
 from tensorguard.models.tasks.base import Task
-from tensorguard.models.tokenizer import read_pretrained
+from tensorguard.models.tokenizer import loading, read_pretrained
 from tensorguard.models.unsupported import UnsupportedModelError, configs, refuse_base, refuse_config
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -122,9 +122,10 @@ def load_without_weights(
     """
     config = read_config(source, task, trust_remote_code=trust_remote_code)
     with torch.device("meta"), silenced():
-        model = getattr(transformers, task.auto_class).from_config(
-            config, dtype=PRECISIONS[precision], attn_implementation="eager", trust_remote_code=trust_remote_code
-        )
+        with loading(source, trust_remote_code):
+            model = getattr(transformers, task.auto_class).from_config(
+                config, dtype=PRECISIONS[precision], attn_implementation="eager", trust_remote_code=trust_remote_code
+            )
         return prepare_base(
             model,
             task,

@@ -20,12 +20,13 @@ from huggingface_hub import hf_hub_download
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.model import COMMIT
+from tensorguard.models.file_check import find_incomplete_file
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
 
 
 class ModelNotFoundError(ValueError):
-    """There is no model with this name. The message is one sentence for the user."""
+    """There is no model with this name, or not all of its files. The message is one sentence for the user."""
 
     reason: ClassVar[Reason] = Reason.MODEL_UNAVAILABLE
 
@@ -60,7 +61,8 @@ def resolve_model(name: str, revision: str | None = None) -> ModelSource:
 
     A name that begins with ".", "/" or "~" can only be a path.
 
-    Raises ModelNotFoundError if none of them has it, or if `revision` is given for files without revisions.
+    Raises ModelNotFoundError if none of them has it, if files in the folder are incomplete, or if `revision` is given
+    for files without revisions.
     """
     folder = _folder(name) or _package_folder(name)
     if folder is None and name.startswith((".", "/", "~")):
@@ -72,6 +74,8 @@ def resolve_model(name: str, revision: str | None = None) -> ModelSource:
             f"spec.model.revision is '{revision}', but '{name}' is {folder} on this machine and has no revisions: "
             "remove it."
         )
+    if incomplete := find_incomplete_file(folder):
+        raise ModelNotFoundError(f"spec.model.name: {incomplete}.")
     return ModelSource(name, str(folder), None)
 
 
@@ -80,6 +84,8 @@ def _folder(name: str) -> Path | None:
     if not folder.is_dir():
         return None
     if not _is_model(folder / "config.json"):
+        if (folder / "config.json").is_file() and (incomplete := find_incomplete_file(folder)):
+            raise ModelNotFoundError(f"spec.model.name: {incomplete}.")
         raise ModelNotFoundError(
             f"spec.model.name: '{name}' is a folder without a model: it needs a config.json with 'model_type'."
         )
