@@ -19,9 +19,8 @@ from tensorguard.models.self_test import SelfTest
 from tensorguard.models.source import resolve_model
 from tensorguard.training import base_model, setup
 from tensorguard.training.base_model import precision_of
-from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.config import COUNTED_RECORDS_REMARK
-from tensorguard.training.setup import StepComponents, _check_length, _self_test, set_up
+from tensorguard.training.setup import StepComponents, _self_test, set_up
 
 CPU = torch.device("cpu")
 UNUSUAL = (
@@ -224,19 +223,6 @@ def test_counted_records_are_a_remark_of_the_statement(tmp_path: Path, monkeypat
     assert parts.remarks == ("of the noise", COUNTED_RECORDS_REMARK.format(count=200))
 
 
-def text_model(**config: Any) -> Any:
-    return SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: SimpleNamespace(**config)))
-
-
-def test_records_longer_than_the_model_reads_are_refused(plain: tuple[Job, StepComponents]) -> None:
-    job = plain[0].job
-    _check_length(job, text_model(max_position_embeddings=16), 16)
-    _check_length(job, text_model(), 10**6)
-    with pytest.raises(AttemptFailed, match=r"spec\.training\.maxLength: 17 is more than the 16 positions") as refused:
-        _check_length(job, text_model(max_position_embeddings=16), 17)
-    assert refused.value.reason.value == "InvalidManifest"
-
-
 def test_self_test_reports_the_largest_error_of_all_lengths(
     plain: tuple[Job, StepComponents], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,7 +285,7 @@ def test_model_is_loaded_and_adapted_as_the_manifest_says(tmp_path: Path, monkey
 
     record(lora, "attach_lora")
     record(base_model, "load_model")
-    for name in ("resolve_model", "_check_length", "_check_vocabulary"):
+    for name in ("resolve_model", "check_length", "_check_vocabulary"):
         record(setup, name)
     changes = ("spec.model.revision=abc", "spec.model.trustRemoteCode=true", "spec.lora.modulesToSave=[classifier]")
     job, _ = made(tmp_path, *changes)
@@ -310,9 +296,8 @@ def test_model_is_loaded_and_adapted_as_the_manifest_says(tmp_path: Path, monkey
     named = called["attach_lora"][1]
     assert (tuple(named["modules_to_save"]), named["target_modules"]) == (("classifier",), ("query", "value"))
     assert named["init_seed"] == job.job.spec.lora.init_seed and named["alpha"] == 2 * named["rank"] == 4
-    for name in ("_check_length", "_check_vocabulary"):
-        assert called[name][0][0].metadata.name == "tiny"
-    assert called["_check_length"][0][2] == 16
+    assert called["_check_vocabulary"][0][0].metadata.name == "tiny"
+    assert called["check_length"][0][1:] == (job.job.spec.model.name, 16)
 
 
 def test_model_chooses_its_own_layers_where_the_manifest_names_none(

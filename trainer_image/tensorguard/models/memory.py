@@ -21,12 +21,14 @@ from peft import PeftModel
 
 from tensafe_api.resources.job import Spec
 from tensorguard.data.recipe import Recipe
+from tensorguard.data.rows import TokenRows
 from tensorguard.models.allocations import Allocations, FollowsOnly, FusedAttention
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import checkpoint_activations, load_without_weights
 from tensorguard.models.lora import adapter_parameters, attach_lora_of, trainable_parameters
 from tensorguard.models.losses import forward_logits, record_loss
 from tensorguard.models.output_head import OutputHead, frozen_output_layer, replaced
+from tensorguard.models.positions import check_length
 from tensorguard.models.quantized import QuantizedLinear
 from tensorguard.models.self_test import dummy_batches
 from tensorguard.models.sharded_base import layers_of
@@ -113,6 +115,8 @@ class MemoryModel:
         if spec.training.gradient_checkpointing:
             checkpoint_activations(base.model)
         self._form = self._task.rows(processor, Recipe.from_spec(spec), self._model)
+        if isinstance(self._form, TokenRows):
+            check_length(self._model, source.name, self._form.max_length)
         self._head = _output_head(self._task, self._model, self._batch(1, min(self._form.lengths)))
 
     def estimate(self, micro_batch: int) -> MemoryEstimate:

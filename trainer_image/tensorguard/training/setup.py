@@ -33,6 +33,7 @@ from tensorguard.models.deferred_model import DeferredModel
 from tensorguard.models.lora import trainable_parameters
 from tensorguard.models.losses import record_loss
 from tensorguard.models.output_head import OutputHead, find_output_head
+from tensorguard.models.positions import check_length
 from tensorguard.models.self_test import SelfTest, dummy_batches, self_test
 from tensorguard.models.sharded_base import SHARED_PASSES_REMARK, BaseSharding
 from tensorguard.models.source import ModelSource, resolve_model
@@ -228,7 +229,7 @@ def _load(config: WorkerConfig, rank: int, device: torch.device) -> _Loaded:
     if initial is not None and initial.tensors is not None:
         load_adapter_state(model, initial.tensors)
     if isinstance(form, TokenRows):
-        _check_length(job, model, form.max_length)
+        check_length(model, source.name, form.max_length)
         _check_vocabulary(job, model, max(processor.get_vocab().values()))
     if isinstance(form, PixelRows):
         _check_image_size(job, model, form)
@@ -324,17 +325,6 @@ def _on_all_sharing(sharding: BaseSharding | None, own: SelfTest) -> SelfTest:
         return own
     (inexact,) = sharding.largest(int(not own.bit_equal))
     return replace(own, neighbour_error=max(own.neighbour_error, math.ulp(0.0))) if inexact else own
-
-
-def _check_length(job: TenSafeTrainingJob, model: PeftModel, length: int) -> None:
-    """Refuse a record length for which the model has too few positions."""
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None and length > positions:
-        raise AttemptFailed(
-            Reason.INVALID_MANIFEST,
-            f"spec.training.maxLength: {length} is more than the {positions} positions of {job.spec.model.name}; "
-            "lower it",
-        )
 
 
 def _check_vocabulary(job: TenSafeTrainingJob, model: PeftModel, largest: int) -> None:
