@@ -38,7 +38,7 @@ def load_manifest(text_or_path: str | Path, overrides: Sequence[str] = ()) -> Te
     if not _is_encodable(data):
         raise ManifestError([Problem("--set", "contains characters that UTF-8 cannot encode: remove them")])
     try:
-        job = parse_job(data)
+        job = parse_job(data, yaml_io.WrittenScalars(text))
     except ManifestError as error:
         raise ManifestError([*problems, *error.problems]) from None
     if problems:

@@ -90,7 +90,8 @@ def _convert(kind: Any, tree: Any) -> Any:
     """
     kind = _bare(kind)
     if isinstance(tree, str):
-        return tree if _is_string(kind) or get_origin(kind) is tuple or _is_block(kind) else yaml_io.read_scalar(tree)
+        value = yaml_io.read_scalar(tree) if kind in (int, bool) else tree
+        return value if value is None or type(value) is kind else tree
     if isinstance(tree, list) and get_origin(kind) is tuple:
         return [_convert(get_args(kind)[0], item) for item in tree]
     if isinstance(tree, dict) and _is_block(kind):

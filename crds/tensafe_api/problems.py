@@ -24,6 +24,7 @@ from tensafe_api.clean_text import clean
 from tensafe_api.resources.base import DUPLICATE_ERROR, RULE_ERROR, Block, block_of, fields_of
 from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensafe_api.resources.string_form import STRING_ERROR
+from tensafe_api.yaml_io import WrittenScalars
 
 Location = tuple[str | int, ...]
 MAX_PROBLEMS = 50
@@ -59,8 +60,11 @@ class ManifestError(ValueError):
         super().__init__("\n".join(map(str, self.problems)))
 
 
-def parse_job(data: Mapping[str, Any]) -> TenSafeTrainingJob:
+def parse_job(data: Mapping[str, Any], written: WrittenScalars | None = None) -> TenSafeTrainingJob:
     """The job that a mapping describes. Keys are camelCase. As in the API server, null means absent.
+
+    Args:
+        written: the text of the mapping, from which problems quote numbers; None: as Python writes them.
 
     Raises:
         ManifestError: the mapping has problems. All are listed, or the first ones and the number of the others.
@@ -77,7 +81,8 @@ def parse_job(data: Mapping[str, Any]) -> TenSafeTrainingJob:
         wrong = frozenset(detail["loc"] for detail in details if detail["type"] != _UNKNOWN)
         broken = list(_broken_rules(TenSafeTrainingJob, sound, (), wrong))
         reported = details[:MAX_PROBLEMS]
-        problems = [Problem(_path(detail["loc"]), _sentence(detail)) for detail in reported] + broken[:MAX_PROBLEMS]
+        problems = [Problem(_path(detail["loc"]), _sentence(detail, written)) for detail in reported]
+        problems += broken[:MAX_PROBLEMS]
         if more := len(details) + len(broken) - len(problems):
             problems.append(Problem("", f"and {more} more"))
         raise ManifestError([*_missing_type(sound), *problems]) from None
@@ -193,11 +198,15 @@ def _missing_type(data: Mapping[str, Any]) -> list[Problem]:
     return [Problem(name, f"is missing: write {name}: {value}") for name, value in head.items() if name not in data]
 
 
-def _sentence(detail: ErrorDetails) -> str:
+def _sentence(detail: ErrorDetails, written: WrittenScalars | None) -> str:
     """An error of pydantic as one sentence with the fix."""
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+    text = written.find(detail["loc"], value) if written and not isinstance(value, str) else None
+    if kind == STRING_ERROR and "form" in context:
+        return str(context["form"].describe_other(value, text))
     if kind in (STRING_ERROR, DUPLICATE_ERROR):
         return str(context["message"])
+    shown = _shown(value, text)
     match kind:
         case "missing":
             return _missing(detail["loc"])
@@ -205,17 +214,17 @@ def _sentence(detail: ErrorDetails) -> str:
             parent = detail["loc"][:-1]
             return unknown_field(_block_at(parent), str(detail["loc"][-1]), _path(parent))
         case "literal_error":
-            return _none_of(value, str(context["expected"]))
+            return _none_of(text or str(value), shown, str(context["expected"]))
         case "int_type" | "int_from_float" | "finite_number":
-            return f"must be a whole number without quotes, not {_shown(value)}"
+            return f"must be a whole number without quotes, not {shown}"
         case "bool_type":
-            return f"must be true or false, not {_shown(value)}"
+            return f"must be true or false, not {shown}"
         case "string_type":
-            return f"must be a string, not {_shown(value)}: write it in quotes"
+            return f"must be a string, not {shown}: write it in quotes"
         case "greater_than_equal":
-            return f"must be at least {context['ge']}, not {_shown(value)}"
+            return f"must be at least {context['ge']}, not {shown}"
         case "less_than_equal":
-            return f"must be at most {context['le']}, not {_shown(value)}"
+            return f"must be at most {context['le']}, not {shown}"
         case "too_long":
             return f"has too many entries: write at most {context['max_length']}"
         case "too_short":
@@ -225,13 +234,13 @@ def _sentence(detail: ErrorDetails) -> str:
         case "string_too_short":
             return "is empty: write a value, or remove the field"
         case "tuple_type":
-            return f"must be a list such as [a, b], not {_shown(value)}"
+            return f"must be a list such as [a, b], not {shown}"
         case "model_type" | "model_attributes_type" if isinstance(value, str) and "name" in fields_of(
             _block_at(detail["loc"])
         ):
-            return f"must be a mapping, not {_shown(value)}: write {{name: {value}}}"
+            return f"must be a mapping, not {shown}: write {{name: {value}}}"
         case "dict_type" | "model_type" | "model_attributes_type":
-            return f"must be a mapping of names to values, not {_shown(value)}"
+            return f"must be a mapping of names to values, not {shown}"
     return str(detail["msg"])
 
 
@@ -242,12 +251,12 @@ def _missing(location: Location) -> str:
     return f"is missing and has no default: write {name} ({first[:1].lower()}{first[1:]})"
 
 
-def _none_of(value: Any, expected: str) -> str:
+def _none_of(text: str, shown: str, expected: str) -> str:
     words = expected.replace("'", "").replace(" or ", ", ").split(", ")
     folded = {word.lower(): word for word in words}
-    nearest = difflib.get_close_matches(str(value).lower(), folded, n=1, cutoff=0.8)  # INT4 is no slip for INT8
+    nearest = difflib.get_close_matches(text.lower(), folded, n=1, cutoff=0.8)  # INT4 is no slip for INT8
     fix = f"did you mean {folded[nearest[0]]}?" if nearest else "choose one of them"
-    return f"{_shown(value)} is none of {', '.join(words)}: {fix}"
+    return f"{shown} is none of {', '.join(words)}: {fix}"
 
 
 def _block_at(location: Location) -> type[Block]:
@@ -280,6 +289,6 @@ def _path(location: Location) -> str:
     return "".join(steps).removeprefix(".")
 
 
-def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str)
+def _shown(value: Any, text: str | None = None) -> str:
+    text = text or json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."

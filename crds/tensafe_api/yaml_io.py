@@ -14,10 +14,11 @@ before its values are constructed if it is too large with its aliases written ou
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -81,6 +82,49 @@ def read_scalar(text: str) -> Any:
     with _errors_of_yaml():
         value = yaml.load(text, Loader=_Loader)
     return text if isinstance(value, dict | list) else value
+
+
+class WrittenScalars:
+    """The scalars without quotes of a text as they stand there: `8.10` is read as 8.1, and `no` as false.
+
+    `read_documents` has read the text before. It is read again, at the first question.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    @functools.cached_property
+    def _loader(self) -> _Loader:
+        return _Loader(self._text)
+
+    @functools.cached_property
+    def _root(self) -> yaml.Node | None:
+        while self._loader.check_node():
+            node = self._loader.get_node()
+            if isinstance(node, yaml.MappingNode):
+                return node
+        return None
+
+    def find(self, location: Sequence[str | int], value: object) -> str | None:
+        """The scalar at a location of the first document that is a mapping, if it is read as `value`.
+
+        None if there is none: a change from the command line may have replaced it.
+        """
+        node = self._root
+        for step in location:
+            node = self._inside(node, step)
+        if not isinstance(node, yaml.ScalarNode) or node.style is not None:
+            return None
+        read = self._loader.construct_object(node)
+        return str(node.value) if type(read) is type(value) and read == value else None
+
+    def _inside(self, node: yaml.Node | None, step: str | int) -> yaml.Node | None:
+        if isinstance(node, yaml.MappingNode):
+            self._loader.flatten_mapping(node)  # with what << brings
+            return next((value for key, value in reversed(node.value) if key.value == step), None)
+        if isinstance(node, yaml.SequenceNode) and isinstance(step, int):
+            return next(iter(node.value[step : step + 1]), None)
+        return None
 
 
 def write(value: Any) -> str:

@@ -183,7 +183,7 @@ spec:
         "no - at the end",
         'spec.model.trustRemoteCode: must be true or false, not "yes"',
         'spec.training.steps: must be a whole number without quotes, not "x"',
-        'spec.training.learningRate: is a number without quotes: write "0.0002"',
+        'spec.training.learningRate: is a number without quotes: write "2e-4"',
         "spec.training.step: unknown field: did you mean steps?",
         "spec.privacy.targetEpsilon: is missing and has no default: write targetEpsilon (epsilon that the "
         "training must not exceed)",
@@ -215,6 +215,66 @@ def test_invalid_value_is_reported_at_its_field(
         assert ": write" in only.message or "unknown field" in only.message or "is not " in only.message
     else:
         assert str(only) == problem
+
+
+@pytest.mark.parametrize(
+    ("written", "advice"),
+    [
+        ("8.10", 'is a number without quotes: write "8.10"'),
+        ("1e-5", 'is a number without quotes: write "1e-5"'),
+        ("0.0000010", 'is a number without quotes: write "0.0000010"'),
+        ("8E0", 'is a number without quotes: write "8E0"'),
+        ("!!float 8", 'is a number without quotes: write "8"'),
+        ("1_000", '1_000 is read as the number 1000: write "1000"'),
+        ("010", '010 is read as the number 8: write "8"'),
+        ("0o17", '0o17 is read as the number 15: write "15"'),
+        (".5", '.5 is read as the number 0.5: write "0.5"'),
+        ("+8", '+8 is read as the number 8: write "8"'),
+        ("-8", 'is a number without quotes: write a decimal number such as "8", "0.05" or "2e-4", in quotes'),
+        (".inf", '.inf is not a decimal number such as "8", "0.05" or "2e-4"'),
+        ("12:30", '"12:30" is not a decimal number such as "8", "0.05" or "2e-4"'),
+        ("off", 'is read as a boolean: write a decimal number such as "8", "0.05" or "2e-4", in quotes'),
+    ],
+)
+def test_decimal_without_quotes_is_quoted_as_it_is_written(written: str, advice: str) -> None:
+    lines = problems_of(SHORTEST.replace('targetEpsilon: "8"', f"targetEpsilon: {written}"))
+    assert lines == [f"spec.privacy.targetEpsilon: {advice}"]
+
+
+@pytest.mark.parametrize("written", ["0.10", "1", "1_000", "010", "1e3", "0x1F", ".5", ".inf"])
+def test_name_that_is_read_as_a_number_is_quoted_as_it_is_written(written: str) -> None:
+    lines = problems_of(SHORTEST.replace("name: Qwen/Qwen3-0.6B", f"name: {written}"))
+    assert lines == [f'spec.model.name: is a number without quotes: write "{written}"']
+
+
+@pytest.mark.parametrize(
+    ("written", "what"), [("no", "a boolean"), ("Yes", "a boolean"), ("y", "a boolean"), ("~", "no value")]
+)
+def test_name_in_a_list_that_is_read_as_another_type_is_quoted_as_it_is_written(written: str, what: str) -> None:
+    lines = problems_of(SHORTEST + f"  lora: {{targetModules: [q_proj, {written}]}}\n")
+    assert lines == [f'spec.lora.targetModules[1]: is read as {what}: write "{written}"']
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("training: {steps: 1e3}", "training.steps: must be a whole number without quotes, not 1e3"),
+        ("training: {steps: 0x0}", "training.steps: must be at least 1, not 0x0"),
+        ("training: {<<: {steps: 2.50}}", "training.steps: must be a whole number without quotes, not 2.50"),
+        ("suspend: 0x1", "suspend: must be true or false, not 0x1"),
+        (
+            "aggregation: {verify: off}",
+            "aggregation.verify: off is none of Disabled, Standard, Strict: choose one of them",
+        ),
+    ],
+)
+def test_value_of_another_type_is_shown_as_it_is_written(line: str, problem: str) -> None:
+    assert problems_of(f"{SHORTEST}  {line}\n") == [f"spec.{problem}"]
+
+
+def test_value_that_a_change_replaced_is_not_shown() -> None:
+    text = f"{SHORTEST}  training: {{steps: 2_0}}\n"
+    assert problems_of(text, "spec.training.steps=0") == ["spec.training.steps: must be at least 1, not 0"]
 
 
 def test_null_means_absent(manifest_with: ManifestWith) -> None:

@@ -35,6 +35,9 @@ def set_in(manifest: dict[str, Any], *changes: str) -> dict[str, Any]:
         ("spec.cluster.nodeSelector={zone: 1}", {"zone": "1"}),
         ("spec.aggregation.verify=Strict", "Strict"),
         ("spec.childrenTTLSeconds=5", 5),
+        ("spec.childrenTTLSeconds=1_0", 10),
+        ("spec.privacy.maxGradNorm=1.10", "1.10"),
+        ("spec.lora.targetModules=[no, 0.10, 1_0, null]", ["no", "0.10", "1_0", "null"]),
     ],
 )
 def test_value_is_read_with_the_type_of_its_field(change: str, value: object, minimal: dict[str, Any]) -> None:
@@ -92,6 +95,10 @@ def test_null_removes_a_field(minimal: dict[str, Any]) -> None:
         ),
         ('spec.cluster.nodeSelector="{zone: 1, zone: 2}"', "spec.cluster.nodeSelector: must be a mapping"),
         ("spec.lora.rank=many", 'spec.lora.rank: must be a whole number without quotes, not "many"'),
+        ("spec.lora.rank=1e1", 'spec.lora.rank: must be a whole number without quotes, not "1e1"'),
+        ("spec.lora.layers=[1_0.0]", 'spec.lora.layers[0]: must be a whole number without quotes, not "1_0.0"'),
+        ("spec.suspend=0x1", 'spec.suspend: must be true or false, not "0x1"'),
+        ("spec.privacy.targetEpsilon=1_000", 'spec.privacy.targetEpsilon: "1_000" is not a decimal number'),
         ("spec.privacy.targetEpsilon=nan", 'spec.privacy.targetEpsilon: "nan" is not a decimal number'),
     ],
 )

@@ -67,7 +67,7 @@ class StringForm:
 
     def _read(self, value: Any) -> Any:
         if not isinstance(value, str):
-            raise _error(self._quoting(value))
+            raise _error(self.describe_other(value), form=self)
         if len(value) > self.max_length:
             raise _error(f"is too long ({len(value)} characters): write at most {self.max_length}")
         if not re.fullmatch(self.pattern, value, re.ASCII):
@@ -77,17 +77,31 @@ class StringForm:
                 raise _error(f'"{value}" {rule.message}')
         return value
 
-    def _quoting(self, value: Any) -> str:
+    def describe_other(self, value: Any, written: str | None = None) -> str:
+        """What is wrong with a value that is no string, and how to write it.
+
+        Args:
+            written: the value as it stands in the manifest, without quotes; None if that is unknown.
+        """
+        # bool first, which Python counts as int; a whole number may be one that no float can hold
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
+        read = str(value) if number else None
+        fitting = next((text for text in (written, read) if text is not None and self._fits(text)), None)
+        fix = f'"{fitting}"' if fitting is not None else f"{self.form}, in quotes"
         if isinstance(value, bool):
-            return f"is read as a boolean: write {self.form}, in quotes"
-        if isinstance(value, (int, float)) and abs(value) < math.inf:  # also a whole number that no float can hold
-            fits = re.fullmatch(self.pattern, str(value), re.ASCII) and all(
-                rule.holds(str(value)) for rule in self.rules
-            )
-            return "is a number without quotes: write " + (f'"{value}"' if fits else f"{self.form}, in quotes")
-        return f"{value if isinstance(value, float) else 'it'} is not {self.form}"
+            return f"is read as a boolean: write {fix}"
+        if number and written not in (None, read, fitting):
+            return f"{written} is read as the number {read}: write {fix}"
+        if number or (isinstance(value, float) and fitting is not None):
+            return f"is a number without quotes: write {fix}"
+        if value is None and written is not None:
+            return f"is read as no value: write {fix}"
+        return f"{(written or value) if isinstance(value, float) else 'it'} is not {self.form}"
+
+    def _fits(self, text: str) -> bool:
+        return re.fullmatch(self.pattern, text, re.ASCII) is not None and all(rule.holds(text) for rule in self.rules)
 
 
-def _error(message: str) -> PydanticCustomError:
+def _error(message: str, **context: Any) -> PydanticCustomError:
     writable = message.encode(errors="backslashreplace").decode()  # a value may have half of a surrogate pair
-    return PydanticCustomError(STRING_ERROR, "{message}", {"message": writable})
+    return PydanticCustomError(STRING_ERROR, "{message}", {"message": writable, **context})
