@@ -173,6 +173,24 @@ def configure_ray() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
+def init_ray(**settings: Any) -> None:
+    """`ray.init` with these settings, for workers that import nothing from the folders of this process.
+
+    Ray puts the working directory of a driver, and the folder of its script, first in `sys.path` of all workers. A file
+    peft.py there would run in place of the library, in a process that holds the job key and the records. A process that
+    called `ray.init` before has given its folders to its workers itself, and Ray cannot take them back.
+    """
+    import ray
+    from ray.job_config import JobConfig
+
+    class WithoutFolders(JobConfig):
+        def _serialize(self) -> str:
+            self._py_driver_sys_path.clear()
+            return super()._serialize()
+
+    ray.init(job_config=WithoutFolders(), log_to_driver=False, logging_level=logging.ERROR, **settings)
+
+
 def _most_informative(error: Exception) -> RankFailed | None:
     """The failure that explains most. A peer of the failed worker reports only that a connection was lost."""
     failures = getattr(error, "worker_failures", {})

@@ -1,7 +1,9 @@
-"""A Ray cluster for one run: a slow start is retried, and only sessions of this project are removed."""
+"""A Ray cluster for one run: where it is, what its processes import, and which sessions are removed."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +61,25 @@ def test_only_a_session_of_this_project_is_removed(tmp_path: Path, monkeypatch: 
     assert victim.is_dir()
     _remove_session("tensafe-abc")
     assert not (tmp_path / "tensafe-abc").exists()
+
+
+@pytest.mark.ray
+def test_processes_of_ray_import_nothing_from_the_folders_of_the_driver(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any file with the name of a library would run there, in a process that holds the job key and the records."""
+    script, current = tmp_path / "script's folder", tmp_path / "current [folder]: 100%"
+    for folder in (script, current):
+        folder.mkdir()
+        (folder / f"{folder.name[:6]}_shadow.py").write_text("")
+    monkeypatch.setattr(sys, "argv", [str(script / "train.py")])
+    monkeypatch.syspath_prepend(script)
+    monkeypatch.chdir(current)
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+
+    def find() -> list[str]:
+        found = ["script_shadow", "curren_shadow", "tensorguard.training.worker"]
+        return [name for name in found if importlib.util.find_spec(name) is not None]
+
+    with local_ray(tmp_path, cpus=1, gpus=0):
+        assert ray.get(ray.remote(find).remote()) == ["tensorguard.training.worker"]

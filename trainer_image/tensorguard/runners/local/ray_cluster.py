@@ -9,7 +9,6 @@ this process only, and is not written to the user's home.
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import secrets
 import shutil
@@ -21,7 +20,7 @@ from typing import Any, ClassVar
 
 from tensafe_api.reasons import Reason
 from tensorguard.runners.nodes.node_files import NodeFiles
-from tensorguard.runners.worker_group import configure_ray
+from tensorguard.runners.worker_group import configure_ray, init_ray
 from tensorguard.training.config import WorkerConfig
 
 _SESSION_NOTE = ".ray-session"
@@ -69,13 +68,11 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
     try:
         for tries in range(1, _START_TRIES + 1):
             try:
-                ray.init(
+                init_ray(
                     address="local",
                     num_cpus=cpus,
                     num_gpus=gpus,
                     include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
                     object_store_memory=_OBJECT_STORE_BYTES,
                     _temp_dir=str(session / f"r{tries}"),
                 )

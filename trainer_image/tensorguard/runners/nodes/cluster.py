@@ -7,7 +7,6 @@ functions, since a run without an address does not need it this early.
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 
 from tensorguard.runners.background import run_in_background
 from tensorguard.runners.preflight import RunRefused
-from tensorguard.runners.worker_group import configure_ray
+from tensorguard.runners.worker_group import configure_ray, init_ray
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 """Ray's environment variable: the cluster to join where no address is given."""
@@ -140,13 +139,11 @@ def _join(name: str, address: str, stopped: Callable[[], bool]) -> None:
 
     def join() -> None:
         nonlocal ended
-        import ray
-
         fix = ""
         try:
             _connect(address)
             fix = _WANTS_TOKEN
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            init_ray(address=address)
         except Exception as error:
             failures.append((error, fix))
         ended = True

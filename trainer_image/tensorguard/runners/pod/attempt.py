@@ -13,7 +13,6 @@ the termination of the head pod while a worker may still have a checkpoint to wr
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from tensafe_api.reasons import Reason
 from tensorguard.runners.background import run_in_background
 from tensorguard.runners.pod.pod_files import PodFiles
 from tensorguard.runners.run_folder import RAY_TRAIN_FOLDER, WORK_FOLDER, hold_run_lock, is_run_locked
-from tensorguard.runners.worker_group import WorkerGroup, configure_ray, run_workers
+from tensorguard.runners.worker_group import WorkerGroup, configure_ray, init_ray, run_workers
 from tensorguard.training.collective_errors import describe_error
 from tensorguard.training.config import RUN_LOG, TRACEBACKS, append_traceback
 from tensorguard.training.run_log import Ended, RunLogReader
@@ -101,7 +100,7 @@ def joined_ray(using_ray: threading.Lock) -> Iterator[None]:
     import ray
 
     try:
-        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+        init_ray(address="auto")
     except Exception as error:
         raise RayUnavailable(
             f"there is no Ray cluster to join ({type(error).__name__}); this is the entrypoint of the operator's "
