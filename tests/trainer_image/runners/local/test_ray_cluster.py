@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import ray
 
+from tensorguard.runners.local import ray_cluster as module
 from tensorguard.runners.local.ray_cluster import RayNotStarted, _remove_session, local_ray
 
 
@@ -46,6 +47,31 @@ def test_other_failure_of_ray_is_not_retried(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(ValueError, match="no such address"), local_ray(tmp_path, cpus=1, gpus=0):
         pass
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_session_is_in_a_short_folder_where_tmpdir_is_too_long_for_sockets(
+    fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, short = (tmp_path / "a folder that a batch system has made for a job" if not fits else tmp_path), tmp_path
+    given.mkdir(exist_ok=True)
+    monkeypatch.setattr("tempfile.tempdir", str(given))
+    monkeypatch.setattr(module, "_SHORT_FOLDER", str(short))
+    monkeypatch.setattr(module, "_SOCKET_BYTES", len(f"{short}/{module._LONGEST_SOCKET}"))
+    sessions: list[Path] = []
+    monkeypatch.setattr(ray, "init", lambda **settings: sessions.append(Path(settings["_temp_dir"]).parent))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with local_ray(tmp_path, cpus=1, gpus=0):
+        assert [session.parent for session in sessions] == [short]
+        assert sessions[0].stat().st_mode & 0o077 == 0
+        note = (tmp_path / ".ray-session").read_text()
+    sessions[0].mkdir()  # as a killed run leaves it
+    _remove_session(note)
+    assert not sessions[0].exists()
+    monkeypatch.setattr(module, "_SOCKET_BYTES", 90)
+    with pytest.raises(RayNotStarted, match=r"TMPDIR: .* at most 90 bytes.* is not writable: set TMPDIR to a folder"):
+        local_ray(tmp_path, cpus=1, gpus=0).__enter__()
 
 
 def test_only_a_session_of_this_project_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import gc
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,18 +30,18 @@ _START_TRIES = 3
 _TOO_SLOW = "timed out during startup"
 """Part of Ray's message when its processes take longer to start than the half minute that Ray allows."""
 _OBJECT_STORE_BYTES = 512 * 2**20
+_SOCKET_BYTES = 103 if sys.platform == "darwin" else 107
+"""The longest path of a socket, a limit of the operating system."""
+_LONGEST_SOCKET = f"{_PREFIX}12345678/r{_START_TRIES}/session_2026-01-31_12-00-00_123456_4194304/sockets/plasma_store"
+"""The longest path of one of Ray's sockets in the folder for temporary files; the last number is that of a process."""
+_SHORT_FOLDER = "/tmp"
+"""The session is a new folder in it that only its owner can read."""
 
 
 class RayNotStarted(RuntimeError):
-    """Ray allows its own processes half a minute to start, and they took longer in every try."""
+    """Ray cannot start on this machine as it is. `str()` is a sentence."""
 
     reason: ClassVar[Reason] = Reason.RESOURCES_MISSING
-
-    def __init__(self) -> None:
-        super().__init__(
-            f"Ray did not start within half a minute in {_START_TRIES} tries: other processes use this machine; wait "
-            "until they have ended, and run this again"
-        )
 
 
 @contextmanager
@@ -61,9 +62,9 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
     note = run_directory / _SESSION_NOTE
     if note.exists():
         _remove_session(note.read_text())
-    # The session is not in the run's folder, because Ray's sockets are in the session and the path of a socket has at
-    # most 107 characters. Ray makes its own folder readable for all users, so that folder is inside one that is not.
-    session = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    # The session is not in the run's folder, because the paths of Ray's sockets, which are in the session, are limited.
+    # Ray makes its own folder readable for all users, so that folder is inside one that is not.
+    session = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_folder_for_sockets()))
     note.write_text(session.name)
     try:
         for tries in range(1, _START_TRIES + 1):
@@ -82,7 +83,10 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
                     raise
                 ray.shutdown()
                 if tries == _START_TRIES:
-                    raise RayNotStarted from error
+                    raise RayNotStarted(
+                        f"Ray did not start within half a minute in {_START_TRIES} tries: other processes use this "
+                        "machine; wait until they have ended, and run this again"
+                    ) from error
         yield
     finally:
         ray.shutdown()
@@ -91,16 +95,33 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
         note.unlink(missing_ok=True)
 
 
+def _folder_for_sockets() -> str:
+    """The folder for temporary files if Ray's sockets can be in it, else /tmp.
+
+    Raises:
+        RayNotStarted: neither can be used.
+    """
+    longest = _SOCKET_BYTES - len(f"/{_LONGEST_SOCKET}")
+    for folder in (given := tempfile.gettempdir(), _SHORT_FOLDER):
+        if len(os.fsencode(folder)) <= longest and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    raise RayNotStarted(
+        f"TMPDIR: {given} is too long for Ray's sockets, whose paths have at most {_SOCKET_BYTES} bytes, and "
+        f"{_SHORT_FOLDER} is not writable: set TMPDIR to a folder whose path has at most {longest} bytes"
+    )
+
+
 def _remove_session(name: str) -> None:
     """Remove the session that a killed run left.
 
-    The note in the run's folder may have been edited. So only a folder that has this name, is directly inside the
-    machine's temporary folder and belongs to this user is removed.
+    The note in the run's folder may have been edited. So only a folder that has this name, is directly inside a folder
+    for temporary files and belongs to this user is removed.
     """
-    session = Path(tempfile.gettempdir()) / Path(name).name
-    ours = session.name.startswith(_PREFIX) and session.is_dir() and not session.is_symlink()
-    if ours and session.stat().st_uid == os.getuid():
-        shutil.rmtree(session, ignore_errors=True)
+    for folder in {tempfile.gettempdir(), _SHORT_FOLDER}:
+        session = Path(folder) / Path(name).name
+        ours = session.name.startswith(_PREFIX) and session.is_dir() and not session.is_symlink()
+        if ours and session.stat().st_uid == os.getuid():
+            shutil.rmtree(session, ignore_errors=True)
 
 
 def run_local_rank(values: dict[str, Any]) -> None:
