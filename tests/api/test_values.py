@@ -146,6 +146,9 @@ def test_invalid_quantity_is_refused(text: str) -> None:
                 "hf://a/b",
                 "memory://a",
                 "../d/*.csv",
+                "/a: b/12:00",
+                "./12:00",
+                "a/12:00",
             ],
             [
                 "",
@@ -158,6 +161,7 @@ def test_invalid_quantity_is_refused(text: str) -> None:
                 "pvc://A/b",
                 "az://b",
                 "c:\\data",
+                "12:00/a",
                 "a\nb",
             ],
         ),

@@ -57,8 +57,10 @@ JobName = Annotated[
 _VISIBLE = r"[^\s\x0b]"
 """A character that is not white space. The vertical tab is listed because RE2, which the API server uses, does not
 count it as white space."""
-_STORES = r"(s3|gs)://[^/\s\x0b].*|file://.+|pvc://[a-z0-9]([-a-z0-9]{0,56}[a-z0-9])?(/.*)?|[^:\r\n]+"
-_STORE_EXAMPLES = "s3://bucket/path/, gs://bucket/path/, file:///path, pvc://NAME/path"
+_PATH = r"[^:\n]+|[^:/\n]*/.*"
+"""A path. Its first name has no colon, as in RFC 3986, so that no misspelt URI is taken for a path."""
+_STORES = rf"(s3|gs)://[^/\s\x0b].*|file://.+|pvc://[a-z0-9]([-a-z0-9]{{0,56}}[a-z0-9])?(/.*)?|{_PATH}"
+_STORE_EXAMPLES = "s3:// or gs://bucket/path/, file:///path, pvc://NAME/path"
 URI = Annotated[
     str,
     StringForm(

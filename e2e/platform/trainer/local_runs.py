@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,8 @@ class Folder:
         make_model(base / "model")
 
     def run(self, *overrides: str, resume: bool = False, output: Path | None = None) -> RunResult:
-        text = MANIFEST.replace("MODEL", str(self.base / "model")).replace("CHECKPOINTS", "checkpoints")
+        model = json.dumps(str(self.base / "model"))
+        text = MANIFEST.replace("MODEL", model).replace("CHECKPOINTS", "checkpoints")
         small = ("spec.cluster.workers=1", "spec.training.steps=4", "spec.checkpoint.everySteps=2")
         return driver.run(
             load_manifest(text, (*small, *overrides)),

@@ -81,7 +81,8 @@ class CheckpointStore:
             public_uri: the address of this folder outside this machine, if `uri` is a mount point; None otherwise.
         """
         self._public_uri = public_uri
-        self._fs_without_retry, self._root = fsspec.url_to_fs(uri, **(options or {}))
+        self._fs_without_retry = fsspec.filesystem(filesystem_options(uri, None)[0], **(options or {}))
+        self._root = self._fs_without_retry._strip_protocol(uri)
         self._local = isinstance(self._fs_without_retry, LocalFileSystem)
         self._fs = self._fs_without_retry if self._local else RetryingFileSystem(self._fs_without_retry)
 

@@ -6,17 +6,23 @@ In comes a completed job; a job that cannot run raises `RunRefused`, for which `
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
+import unicodedata
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tensafe_api.manifest import dump_manifest, load_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_quantity
 from tensorguard.training.config import RUN_LOG
+
+_GLOB = frozenset("*?[")
+"""The characters that make a path a pattern, if no file has it as its name."""
 
 
 class RunRefused(Exception):
@@ -133,8 +139,8 @@ def check_folders_are_outside_data(job: TenSafeTrainingJob, *folders: Path) -> N
 def _reads(data: Path, folder: Path) -> bool:
     """Whether `data`, a directory or a glob, may include files that a run writes in `folder`."""
     parts = data.parts
-    first = next((i for i, part in enumerate(parts) if set(part) & set("*?[")), None)
-    if first is None:
+    first = next((i for i, part in enumerate(parts) if set(part) & _GLOB), None)
+    if first is None or data.exists():
         return data.is_dir() and folder.is_relative_to(data.resolve())
     if "**" in parts:
         return folder.is_relative_to(Path(*parts[:first]).resolve())
@@ -149,16 +155,40 @@ def _local(uri: str) -> list[Path]:
     return [Path(path)] if path and "://" not in path else []
 
 
+def check_absolute_paths(job: TenSafeTrainingJob) -> None:
+    """Refuse absolute paths that a manifest cannot have: the workers and a resume read them from one.
+
+    Raises:
+        RunRefused: a path has a line break, or bytes that are not UTF-8.
+        ManifestError: a path is too long.
+    """
+    for field, uri in job.spec.uris().items():
+        if set(uri) & set("\r\n") or any(unicodedata.category(character) == "Cs" for character in uri):
+            raise RunRefused(
+                f"spec.{field}.uri",
+                f"the path {uri!a} has a line break, or bytes that are not UTF-8: rename the folder",
+            )
+    load_manifest(dump_manifest(job, format="json"))
+
+
 def with_absolute_paths(job: TenSafeTrainingJob, base_dir: Path) -> TenSafeTrainingJob:
     """`job` with its relative paths made absolute, so that it does not depend on the current folder."""
-
-    def absolute(uri: str) -> str:
-        if "://" in uri:
-            return uri
-        return str((base_dir / Path(uri).expanduser()).absolute())
-
-    spec = job.spec.with_uris({path: absolute(uri) for path, uri in job.spec.uris().items()})
+    spec = job.spec.with_uris({path: _absolute(base_dir, uri) for path, uri in job.spec.uris().items()})
     name = spec.model.name
     if name.startswith((".", "/", "~")) or (base_dir / name / "config.json").exists():
-        spec = spec.model_copy(update={"model": spec.model.model_copy(update={"name": absolute(name)})})
+        spec = spec.model_copy(update={"model": spec.model.model_copy(update={"name": str(_in(base_dir, name))})})
     return job.model_copy(update={"spec": spec})
+
+
+def _absolute(base_dir: Path, uri: str) -> str:
+    """A URI as it is, a path as an absolute one. Of a pattern only what the manifest has is a pattern."""
+    if "://" in uri:
+        return uri
+    path = _in(base_dir, uri)
+    if set(uri) & _GLOB and not path.exists():
+        path = _in(Path(glob.escape(str(base_dir.absolute()))), uri)
+    return str(path)
+
+
+def _in(base_dir: Path, path: str) -> Path:
+    return (base_dir / Path(path).expanduser()).absolute()

@@ -122,6 +122,7 @@ def run_workers(function: RankFunction, values: Mapping[str, Any], group: Worker
         RayTimeoutError: the cluster does not have the resources for the workers within the group's timeout.
         WorkersFailed: the workers failed after `max_restarts` restarts of the whole group.
     """
+    from pyarrow.fs import LocalFileSystem
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
@@ -150,7 +151,10 @@ def run_workers(function: RankFunction, values: Mapping[str, Any], group: Worker
             placement_strategy=group.strategy,
         ),
         run_config=RunConfig(
-            name="attempt", storage_path=str(storage), failure_config=FailureConfig(max_failures=group.max_restarts)
+            name="attempt",
+            storage_path=str(storage),
+            storage_filesystem=LocalFileSystem(),  # otherwise the path is read as a URI
+            failure_config=FailureConfig(max_failures=group.max_restarts),
         ),
     )
     try:

@@ -6,18 +6,26 @@ The test shards the data and trains the one worker in this process, so a whole r
 from __future__ import annotations
 
 import gzip
+import os
 import threading
+from pathlib import Path
 
 import pytest
 
 from e2e.platform.trainer.local_runs import Folder, reason, refusal
 from e2e.platform.trainer.rank_harness import MANIFEST
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest import ManifestError, load_manifest
 from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.runners.local import driver
 from tensorguard.runners.local.data_preparation import InMemoryData
 from tensorguard.runners.nodes.cluster import Node
-from tensorguard.runners.preflight import RunRefused, changed_fields, cpus_per_worker
+from tensorguard.runners.preflight import (
+    RunRefused,
+    changed_fields,
+    check_absolute_paths,
+    cpus_per_worker,
+    with_absolute_paths,
+)
 from tensorguard.runners.run_folder import WORK_FOLDER, lock_run_folder
 from tensorguard.runners.worker_group import WorkersFailed
 from tensorguard.training.config import RUN_LOG
@@ -142,6 +150,16 @@ def test_unwritable_checkpoint_location_is_refused_before_anything_is_spent(fold
 def test_unwritable_output_folder_is_refused(folder: Folder) -> None:
     (folder.base / "file").write_text("in the way")
     assert "choose another --output-dir" in str(refusal(folder, output=folder.base / "file" / "out"))
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\rb", os.fsdecode(b"\xff"), "a" * 1024])
+def test_path_that_no_manifest_can_have_is_refused(name: str) -> None:
+    """The workers would find this only when they have started, and a resume only later."""
+    job = load_manifest(MANIFEST.replace("MODEL", "/m").replace("CHECKPOINTS", "/c"))
+    with pytest.raises((RunRefused, ManifestError), match=r"the folder|too long") as refused:
+        check_absolute_paths(with_absolute_paths(job, Path("/") / name))
+    assert str(refused.value).startswith("spec.dataset.uri: ")
+    assert str(refused.value).isascii()
 
 
 def test_folder_in_use_by_another_run_is_refused(folder: Folder) -> None:

@@ -57,6 +57,7 @@ from tensorguard.runners.nodes.cluster import call_on_nodes, has_other_nodes, jo
 from tensorguard.runners.nodes.node_files import SALT_FILE, NodeFiles, remove_scratch
 from tensorguard.runners.preflight import (
     RunRefused,
+    check_absolute_paths,
     check_evaluation_is_public,
     check_folders_are_outside_data,
     check_local_resources,
@@ -204,6 +205,7 @@ class _Run:
             refuse_foreign_files(self.directory)
         self._private = PrivateFolder.of(self.directory, self.job.spec.checkpoint.uri)
         check_folders_are_outside_data(self.job, self.directory, self._private.path)
+        check_absolute_paths(self.job)
         if earlier is not None and self._is_over(earlier):
             self._private.delete_secrets(earlier.spec.job_uid)  # the run may have been killed before it did so
             how = earlier.outcome or Reason.PRIVACY_BUDGET_EXCEEDED
