@@ -13,7 +13,6 @@ take the sentence for the end of the job. KubeRay submits the same attempt again
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -56,9 +55,9 @@ def main(run: Run | None = None) -> int:
     try:
         reason, message = (run or run_attempt)(files, stop)
     except Exception as error:
-        with contextlib.suppress(OSError):
-            append_traceback(files.run / TRACEBACKS.format(process="driver"), 0)
         reason, message = describe_error(error)
+        kept = append_traceback(files.run / TRACEBACKS.format(process="driver"), 0)
+        message += kept if reason is Reason.INTERNAL_ERROR else ""
     stop_of_hook = StopSignal.of(files.run)
     if reason is Reason.INTERRUPTED and not stop:
         _wait_for(stop_of_hook, HOOK_SECONDS)

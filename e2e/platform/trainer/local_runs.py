@@ -9,10 +9,12 @@ import pytest
 
 from e2e.platform.trainer.rank_harness import MANIFEST, make_model, records
 from tensafe_api.manifest import load_manifest
+from tensafe_api.reasons import Reason
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver
 from tensorguard.runners.local.driver import RunResult
 from tensorguard.runners.preflight import RunRefused
+from tensorguard.runners.worker_group import RankFailed, WorkersFailed
 from tensorguard.training.run_log import Listener, LogRecord
 from tensorguard.training.stop_signal import StopSignal
 
@@ -65,6 +67,11 @@ def stopped(folder: Folder) -> RunResult:
     folder.stop_at = None
     assert result.exit_code == 130
     return result
+
+
+def lost() -> WorkersFailed:
+    """How the workers fail where one is killed again and again."""
+    return WorkersFailed(5, RankFailed(Reason.WORKER_LOST, "worker 0 was killed"))
 
 
 def reason(result: RunResult) -> tuple[str | None, str | None]:

@@ -40,7 +40,8 @@ def test_acquisition_is_unpacked_as_it_was_packed(acquired: Acquisition) -> None
 
 def check(starts: tuple[int, ...], step: int, *, attempt: int = 1, outcome: str | None = None) -> None:
     state: Any = SimpleNamespace(attempt=1, outcome=outcome, start_steps=starts)
-    config: Any = SimpleNamespace(attempt=attempt, traceback_file=lambda process: f"/private/errors-{process}.log")
+    failure = "worker 1 crashed with SIGBUS"
+    config: Any = SimpleNamespace(attempt=attempt, private_directory="/nowhere", last_failure=failure)
     _check_progress(state, config, step)
 
 
@@ -55,7 +56,9 @@ def test_restart_with_progress_is_allowed(starts: tuple[int, ...], step: int) ->
 
 @pytest.mark.parametrize("starts", [(0, 0), (0, 4, 4), (4, 4), (0, 4)])
 def test_second_restart_at_the_same_step_is_refused(starts: tuple[int, ...]) -> None:
-    with pytest.raises(AttemptFailed, match=rf"restarted at step {starts[-1]} and failed again.*errors-rankN.log"):
+    with pytest.raises(
+        AttemptFailed, match=rf"restarted at step {starts[-1]} and failed again.*: worker 1 crashed with SIGBUS; fix"
+    ):
         check(starts, starts[-1])
 
 
@@ -103,7 +106,8 @@ class Run:
             job_uid=uid,
             attempt=attempt,
             dataset_digest=self.digest,
-            traceback_file=lambda process: "errors",
+            private_directory=str(self.directory),
+            last_failure="",
         )
         components: Any = SimpleNamespace(
             job=self.made.job,

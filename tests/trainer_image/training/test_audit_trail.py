@@ -59,7 +59,7 @@ def test_new_incarnation_agrees_on_new_keys(tmp_path: Path, monkeypatch: pytest.
     ]
     interruption = next(entry for entry in found if entry["event"] == "Interruption")
     assert interruption["reason"] == "InternalError"
-    assert interruption["message"].startswith("ConnectionError; ") and "no route" not in interruption["message"]
+    assert interruption["message"].startswith("ConnectionError (") and "no route" not in interruption["message"]
     keys = [entry["publicKeys"] for entry in found if entry["event"] == "KeyAgreement"]
     assert keys[0] != keys[1]
     check(job)

@@ -1,17 +1,19 @@
-"""What is reported of an error, on every rank: its own sentence, the fix for a lack of memory, or its type alone."""
+"""What is reported of an error, on every rank: its own sentence, the fix for a lack of memory, or type and line."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import re
 from typing import Any
 
 import pytest
 import torch
-from ray.exceptions import OutOfMemoryError
+from ray.exceptions import OutOfMemoryError, RayTaskError
 
 from tensafe_api.reasons import Reason
 from tensorguard.ledger.contract import LedgerBusy
-from tensorguard.training.collective_errors import AttemptFailed, describe_error, run_on_all_ranks
+from tensorguard.training.collective_errors import AttemptFailed, describe_error, run_on_all_ranks, would_fail_again
 
 
 @pytest.mark.parametrize(
@@ -29,11 +31,38 @@ def test_out_of_memory_names_the_field_that_fixes_it(error: Exception, fix: str)
     assert "patient" not in sentence
 
 
-def test_only_the_type_of_a_foreign_error_is_reported() -> None:
-    reason, sentence = describe_error(KeyError("patient 7"))
+def caught(call: Any) -> Exception:
+    with pytest.raises(Exception) as found:
+        call()
+    return found.value
+
+
+def test_only_type_and_line_of_a_foreign_error_are_reported() -> None:
+    reason, sentence = describe_error(caught(fails(KeyError("patient 7"))))
     assert reason is Reason.INTERNAL_ERROR
-    assert sentence.startswith("KeyError; ")
-    assert "patient" not in sentence
+    assert re.fullmatch(rf"KeyError \({__file__}, line \d+\)", sentence)
+    assert describe_error(KeyError("patient 7")) == (Reason.INTERNAL_ERROR, "KeyError")
+
+
+def test_line_of_compiled_code_is_that_of_its_caller() -> None:
+    error = caught(lambda: exec(compile("\n\n\nraise KeyError('patient 7')", "arrow/error.pxi", "exec")))
+    assert re.fullmatch(rf"KeyError \({__file__}, line \d+\)", describe_error(error)[1])
+
+
+def test_message_of_a_failed_import_is_reported() -> None:
+    """It is about modules, and names the file in which a name is missing."""
+    _, sentence = describe_error(caught(lambda: importlib.import_module("no_such_module")))
+    assert sentence.startswith("ModuleNotFoundError: No module named 'no_such_module' (")
+
+
+def test_error_from_a_process_of_ray_is_described_as_there() -> None:
+    error = RayTaskError("read", "a traceback with patient 7", KeyError("patient 7")).as_instanceof_cause()
+    assert describe_error(error) == (Reason.INTERNAL_ERROR, "KeyError")
+
+
+def test_only_a_failed_import_is_known_to_fail_again() -> None:
+    assert would_fail_again(caught(lambda: importlib.import_module("no_such_module")))
+    assert not would_fail_again(caught(fails(ConnectionError("lost"))))
 
 
 def test_lack_of_memory_of_another_library_is_named() -> None:
@@ -100,7 +129,8 @@ def test_failure_of_a_single_worker_names_no_worker() -> None:
 def test_foreign_error_is_the_cause_on_its_own_rank_and_its_text_stays_there() -> None:
     channel: Any = Ranks(0, b"\0" * 1024)
     error = KeyError("patient 7")
-    with pytest.raises(AttemptFailed, match=r"^KeyError; .* \(worker 0\)$") as raised:
+    file = r"errors-rank0\.log in the run's private folder has the traceback"
+    with pytest.raises(AttemptFailed, match=rf"^KeyError \(.*\); {file} \(worker 0\)$") as raised:
         run_on_all_ranks(channel, fails(error))
     assert raised.value.__cause__ is error and raised.value.reason is Reason.INTERNAL_ERROR
     assert b"patient" not in channel.sent

@@ -253,7 +253,7 @@ def test_second_restart_without_progress_fails_the_attempt(alone: Job, break_at:
     assert charged == 3 + 1
     alone.train_alone(restart=True)
     assert alone.ended().reason == "NoProgress"
-    assert TRACEBACKS.format(process="rankN") in alone.ended().message
+    assert f"(tracebacks: {alone.private.path}/{TRACEBACKS.format(process='rank0')})" in alone.ended().message
     assert "Broken" in alone.errors()
     assert alone.ledger().steps_charged == charged
 

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from tensorguard.ledger.backends import LedgerLocation
-from tensorguard.training.config import COUNTED_RECORDS_REMARK, WorkerConfig, append_traceback, counted_records_remark
+from tensorguard.training.config import (
+    COUNTED_RECORDS_REMARK,
+    WorkerConfig,
+    append_traceback,
+    counted_records_remark,
+    tracebacks_of,
+)
 
 CONFIG = WorkerConfig(
     job="{}",
@@ -61,6 +67,20 @@ def test_tracebacks_are_appended_for_their_owner_only(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert "attempt 1\n" in text and "attempt 2\n" in text
     assert "KeyError: 'patient 1'" in text and "KeyError: 'patient 2'" in text
+
+
+def test_only_the_tracebacks_of_an_attempt_are_found(tmp_path: Path) -> None:
+    for process, attempt in (("rank0", 1), ("rank1", 12), ("driver", 2)):
+        path = tmp_path / f"errors-{process}.log"
+        assert append_traceback(path, attempt) == f"; {path} has the traceback"
+    (tmp_path / "errors-rank2.log").touch()
+    assert tracebacks_of(tmp_path, 1) == [tmp_path / "errors-rank0.log"]
+    assert tracebacks_of(tmp_path, 3) == []
+    assert tracebacks_of(tmp_path / "nowhere", 1) == []
+
+
+def test_traceback_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
+    assert append_traceback(tmp_path / "nowhere" / "errors-rank0.log", 1) == ""
 
 
 @pytest.mark.parametrize(("adjacency", "remarks"), [("ZeroOut", 1), ("AddOrRemoveOne", 0)])

@@ -1,4 +1,4 @@
-"""Runs the workers of one attempt under Ray Train, which restarts all of them when one fails.
+"""Runs the workers of one attempt under Ray Train, and restarts all of them when one fails.
 
 In come the function of each worker, the number of workers and the resources of each. The call returns when the attempt
 has ended; the workers report the result themselves, in the run log. This is the same on a laptop and in a cluster, with
@@ -6,12 +6,15 @@ one difference: in a cluster each worker runs in its own pod. No worker runs in 
 
 Ray sends an exception of a worker to its controller and writes it to its logs. So the exception is replaced first by
 `RankFailed`, which quotes no record; the traceback stays in a file of the worker.
+
+The restarts are counted here and not by Ray Train, which would also restart workers that fail in the same way again.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,8 +26,7 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.backoff import RETRY_SECONDS
 from tensorguard.runners.core_dumps import switch_off_core_dumps
 from tensorguard.runners.preflight import cpus_per_rank
-from tensorguard.training.collective_errors import describe_error
-from tensorguard.training.config import TRACEBACKS
+from tensorguard.training.collective_errors import RAY_OUT_OF_MEMORY, describe_error, would_fail_again
 
 PLACEMENT_SECONDS, SPREAD_PLACEMENT_SECONDS = 300, 1800
 """How long to wait until the cluster has the resources for all workers: on one machine, and where each worker has its
@@ -43,25 +45,24 @@ class RayTimeoutError(TimeoutError):
 
 
 class RankFailed(Exception):
-    """One worker failed, and a restart may fix it. It carries a reason and a sentence without records, nothing else."""
+    """One worker failed. It carries a reason, a sentence without records, and whether a restart would not help."""
 
-    def __init__(self, reason: Reason, sentence: str) -> None:
-        super().__init__(reason, sentence)
-        self.reason, self.sentence = reason, sentence
+    def __init__(self, reason: Reason, sentence: str, final: bool = False) -> None:
+        super().__init__(reason, sentence, final)
+        self.reason, self.sentence, self.final = reason, sentence, final
 
 
 class WorkersFailed(RuntimeError):
-    """The workers failed once more than `max_restarts` allows.
+    """The workers failed once more than `max_restarts` allows, or in a way that a restart does not fix.
 
     Ray's own message is not repeated, because it quotes the exceptions of the workers. `reason` is that of the last
     failure if a worker reported one, else WorkerLost.
     """
 
-    def __init__(self, restarts: int, failure: RankFailed | None = None) -> None:
-        fix = f"see {TRACEBACKS.format(process='rankN')} in the run's private folder for the cause, fix it, and resume"
-        cause = f" ({failure.sentence})" if failure else ""
-        super().__init__(f"the workers failed, after {restarts} restarts{cause}; {fix}")
-        self.reason = failure.reason if failure else Reason.WORKER_LOST
+    def __init__(self, restarts: int, failure: RankFailed) -> None:
+        after = f", after {restarts} restarts" if restarts else ""
+        super().__init__(f"the workers failed{after}: {failure.sentence}; fix the cause, and resume")
+        self.reason = Reason.WORKER_LOST if failure.reason is Reason.INTERNAL_ERROR else failure.reason
 
 
 @dataclass(frozen=True)
@@ -115,13 +116,25 @@ def run_workers(function: RankFunction, values: Mapping[str, Any], group: Worker
 
     Args:
         function: called by each worker, with `values`.
-        values: plain values, the same for each worker.
+        values: plain values, the same for each worker. After a failure, `last_failure` is added: a sentence.
         storage: folder for Ray Train's files; removed first if it exists.
 
     Raises:
         RayTimeoutError: the cluster does not have the resources for the workers within the group's timeout.
-        WorkersFailed: the workers failed after `max_restarts` restarts of the whole group.
+        WorkersFailed: the workers failed after `max_restarts` restarts of the whole group, or cannot be restarted.
     """
+    for restarts in range(group.max_restarts + 1):
+        try:
+            _run_once(function, values, group, storage)
+            return
+        except RankFailed as failure:
+            if failure.final or restarts == group.max_restarts:
+                raise WorkersFailed(restarts, failure) from failure.__cause__
+            values = {**values, "last_failure": failure.sentence}
+
+
+def _run_once(function: RankFunction, values: Mapping[str, Any], group: WorkerGroup, storage: Path) -> None:
+    """Run one incarnation. Raises RankFailed, with the failure that explains most, if a worker has failed."""
     from pyarrow.fs import LocalFileSystem
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -138,8 +151,8 @@ def run_workers(function: RankFunction, values: Mapping[str, Any], group: Worker
         try:
             with process_group(backend, seconds, group.ranks_per_worker):
                 function(values)
-        except Exception as error:
-            raise RankFailed(*describe_error(error)) from None
+        except (Exception, SystemExit) as error:
+            raise RankFailed(*describe_error(error), final=would_fail_again(error)) from None
 
     trainer = DataParallelTrainer(
         run_rank,
@@ -154,13 +167,13 @@ def run_workers(function: RankFunction, values: Mapping[str, Any], group: Worker
             name="attempt",
             storage_path=str(storage),
             storage_filesystem=LocalFileSystem(),  # otherwise the path is read as a URI
-            failure_config=FailureConfig(max_failures=group.max_restarts),
+            failure_config=FailureConfig(max_failures=0),
         ),
     )
     try:
         trainer.fit()
     except TrainingFailedError as error:
-        raise WorkersFailed(group.max_restarts, _most_informative(error)) from error
+        raise _most_informative(error) from error
 
 
 def configure_ray() -> None:
@@ -195,11 +208,52 @@ def init_ray(**settings: Any) -> None:
     ray.init(job_config=WithoutFolders(), log_to_driver=False, logging_level=logging.ERROR, **settings)
 
 
-def _most_informative(error: Exception) -> RankFailed | None:
-    """The failure that explains most. A peer of the failed worker reports only that a connection was lost."""
-    failures = getattr(error, "worker_failures", {})
-    known = (failures[rank] for rank in sorted(failures) if isinstance(failures[rank], RankFailed))
-    return next((failure for failure in known if failure.reason is not Reason.INTERNAL_ERROR), None)
+def _most_informative(error: Exception) -> RankFailed:
+    """The failure that explains most. A peer of the failed worker reports only that a connection was lost.
+
+    Args:
+        error: of Ray Train: one that a worker raised, or one that Ray raised while it started the workers.
+    """
+    failures: dict[int, Exception] = getattr(error, "worker_failures", {})
+    if not failures:
+        reported = getattr(error, "controller_failure", error)
+        cause = getattr(reported, "cause", None) or reported
+        return RankFailed(*describe_error(cause), final=would_fail_again(cause))
+    known = [_failure_of(rank, failures[rank]) for rank in sorted(failures)]
+    return min(known, key=lambda failure: (not failure.final, failure.reason is Reason.INTERNAL_ERROR))
+
+
+def _failure_of(rank: int, error: Exception) -> RankFailed:
+    """The failure of one worker. Of one whose process has died, Ray knows at best the kind of its end."""
+    if isinstance(error, RankFailed):
+        return error
+    text = str(error)
+    kind = re.search(r"Worker exit type: (\w+)", text)
+    if kind is None:
+        return RankFailed(Reason.WORKER_LOST, f"worker {rank} could not be reached ({type(error).__name__})")
+    if kind[1] == "NODE_OUT_OF_MEMORY":
+        return RankFailed(Reason.WORKER_LOST, RAY_OUT_OF_MEMORY)
+    signal = _signal_in_log(text)
+    if signal is not None:
+        return RankFailed(Reason.WORKER_LOST, f"worker {rank} crashed with {signal}")
+    return RankFailed(
+        Reason.WORKER_LOST,
+        f"worker {rank} was killed, or ended its process, without an error ({kind[1]}): often its machine has too "
+        "little memory",
+    )
+
+
+def _signal_in_log(text: str) -> str | None:
+    """The signal with which a worker of this machine has crashed; None where its log has none, as after SIGKILL.
+
+    Args:
+        text: of Ray's error, which names a log of the worker.
+    """
+    named = re.search(r"log_file_path='(.*)/train/ray-train-app-worker-(\w+)\.log'", text)
+    for path in Path(named[1]).glob(f"worker-{named[2]}-*.err") if named else ():
+        if found := re.search(r"\*\*\* (SIG[A-Z]+) received", path.read_text(errors="replace")):
+            return found[1]
+    return None
 
 
 def _wait_for_resources(group: WorkerGroup, seconds: float) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import ledger_spec
@@ -22,7 +23,7 @@ from tensorguard.ledger.contract import Ledger, LedgerState, PublishedCheckpoint
 from tensorguard.signing.keys import SigningKey
 from tensorguard.training.checkpointing import check_signed, checkpoint_name, latest_checkpoint
 from tensorguard.training.collective_errors import AttemptFailed
-from tensorguard.training.config import RUN_LOG, WorkerConfig
+from tensorguard.training.config import RUN_LOG, WorkerConfig, tracebacks_of
 from tensorguard.training.initial_adapter import InitialAdapter, started_from
 from tensorguard.training.rollback_check import check_checkpoints, read_checked
 from tensorguard.training.setup import StepComponents
@@ -136,9 +137,10 @@ def _check_progress(state: LedgerState, config: WorkerConfig, step: int) -> None
     failed = state.attempt == config.attempt and state.outcome is None
     restarts = state.start_steps[1:] if failed else ()
     if restarts and restarts[-1] == step:
+        kept = ", ".join(map(str, tracebacks_of(Path(config.private_directory), config.attempt)))
         raise AttemptFailed(
             Reason.NO_PROGRESS,
-            f"the workers were restarted at step {step} and failed again before the next checkpoint; "
-            f"see {config.traceback_file('rankN')} for the cause, fix it, and resume "
-            "(a smaller spec.checkpoint.everySteps loses less work)",
+            f"the workers were restarted at step {step} and failed again before the next checkpoint"
+            f"{f': {config.last_failure}' if config.last_failure else ''}; fix the cause, and resume (a smaller "
+            f"spec.checkpoint.everySteps loses less work){f' (tracebacks: {kept})' if kept else ''}",
         )

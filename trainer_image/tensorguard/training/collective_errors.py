@@ -8,10 +8,13 @@ edited ledger) runs inside `run_on_all_ranks`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tensafe_api.reasons import Reason
+from tensorguard.training.config import TRACEBACKS
 
 if TYPE_CHECKING:  # the driver of an attempt in a cluster imports this module and must not load PyTorch
     from tensorguard.aggregation.channel import Channel
@@ -19,11 +22,15 @@ if TYPE_CHECKING:  # the driver of an attempt in a cluster imports this module a
 T = TypeVar("T")
 _MESSAGE_BYTES = 1024
 _SEPARATOR = "\n"
+RAY_OUT_OF_MEMORY = (
+    "Ray killed a process because its machine was about to run out of memory: raise spec.cluster.worker.memory"
+)
 _OUT_OF_MEMORY = {
-    "ray": "Ray killed a process because its machine was about to run out of memory: raise spec.cluster.worker.memory",
+    "ray": RAY_OUT_OF_MEMORY,
     "torch": "the GPU has too little memory: lower spec.training.microBatchSize or spec.training.maxLength",
 }
 _OUT_OF_ANY_MEMORY = "there is too little memory"
+_LONGEST_MESSAGE = 300
 
 
 class AttemptFailed(Exception):
@@ -41,7 +48,7 @@ def run_on_all_ranks(channel: Channel, call: Callable[[], T]) -> T:
         AttemptFailed: on every rank, if it failed on any; with the failure of the lowest rank that failed with a reason
             of this project. Another error may only follow from that one.
     """
-    result, failure = _attempt(call)
+    result, failure = _attempt(call, channel.rank)
     text = _SEPARATOR.join((failure.reason, str(failure))).encode()[:_MESSAGE_BYTES] if failure else b""
     messages = channel.all_gather(text.ljust(_MESSAGE_BYTES, b"\0"))
     failures = [(rank, *_parse(message)) for rank, message in enumerate(messages) if message.strip(b"\0")]
@@ -59,25 +66,60 @@ def _parse(message: bytes) -> tuple[Reason, str]:
     return Reason(reason), sentence
 
 
-def _attempt(call: Callable[[], T]) -> tuple[T | None, AttemptFailed | None]:
+def _attempt(call: Callable[[], T], rank: int) -> tuple[T | None, AttemptFailed | None]:
     try:
         return call(), None
     except AttemptFailed as error:
         return None, error
     except Exception as error:
-        failure = AttemptFailed(*describe_error(error))
-        failure.__cause__ = None if hasattr(error, "reason") else error
+        reason, sentence = describe_error(error)
+        ours = hasattr(error, "reason")
+        if reason is Reason.INTERNAL_ERROR and not ours:  # the traceback follows when this rank has left the collective
+            sentence += f"; {TRACEBACKS.format(process=f'rank{rank}')} in the run's private folder has the traceback"
+        failure = AttemptFailed(reason, sentence)
+        failure.__cause__ = None if ours else error
         return None, failure
 
 
-def describe_error(error: Exception) -> tuple[Reason, str]:
+def describe_error(error: BaseException) -> tuple[Reason, str]:
     """The reason and a sentence that may be published: it quotes no record.
 
-    Errors of this project carry a `reason` and a sentence without records. Of any other error only the type is named,
-    since its message may quote a record. Its traceback goes to a file that only the owner of the run can read.
+    Errors of this project carry a `reason` and a sentence without records. Of any other error only the type and the
+    line are named, since its message may quote a record. That of an import is about modules, and is quoted.
     """
     if isinstance(reason := getattr(error, "reason", None), Reason):
         return reason, " ".join(str(error).split())
     if type(error).__name__ == "OutOfMemoryError":  # the name in Ray and in PyTorch; neither is imported here
         return Reason.WORKER_LOST, _OUT_OF_MEMORY.get(type(error).__module__.partition(".")[0], _OUT_OF_ANY_MEMORY)
-    return Reason.INTERNAL_ERROR, f"{type(error).__name__}; errors-*.log in the run's private folder has the traceback"
+    cause = getattr(error, "cause", None)  # what a process of Ray raised
+    error = cause if isinstance(cause, Exception) else error
+    sentence = type(error).__name__
+    if isinstance(error, ImportError):
+        sentence += f": {' '.join(str(error).split())[:_LONGEST_MESSAGE]}"
+    if place := _place_of(error):
+        sentence += f" ({place})"
+    return Reason.INTERNAL_ERROR, sentence
+
+
+def would_fail_again(error: BaseException) -> bool:
+    """Whether a restart of the workers fails in the same way: a module cannot be imported."""
+    return isinstance(error, ImportError | SyntaxError) or _import_of(error) is not None
+
+
+def _place_of(error: BaseException) -> str:
+    """The file and the line that raised `error`; that of the module where one was being imported. It may be empty."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    found = _import_of(error) or next(_innermost_first(error), None)
+    return f"{found.filename}, line {found.lineno}" if found else ""
+
+
+def _import_of(error: BaseException) -> traceback.FrameSummary | None:
+    """The line of a module outside of all functions, which an import ran, if `error` was raised there."""
+    return next((frame for frame in _innermost_first(error) if frame.name == "<module>"), None)
+
+
+def _innermost_first(error: BaseException) -> Iterator[traceback.FrameSummary]:
+    """The lines through which `error` came. Compiled code names files that do not exist here: they are left out."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return (frame for frame in frames if Path(frame.filename).exists())

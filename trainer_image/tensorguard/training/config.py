@@ -12,6 +12,7 @@ import os
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,8 @@ class WorkerConfig:
     """The file of the identity that decrypts checkpoints; None: there is none."""
     mounts: str | None = None
     """Folder in which the PVCs of pvc:// URIs are mounted; None: nothing is mounted."""
+    last_failure: str = ""
+    """A sentence on how the incarnation before this one failed; empty in the first one of a call."""
 
     def pack(self) -> dict[str, Any]:
         """The parameters as plain values, which Ray sends to the workers."""
@@ -97,7 +100,29 @@ def counted_records_remark(mechanism: Mechanism, unit_at_least: int) -> tuple[st
     return (COUNTED_RECORDS_REMARK.format(count=unit_at_least),) if mechanism.adjacency == "ZeroOut" else ()
 
 
-def append_traceback(path: Path, attempt: int) -> None:
-    """Append the traceback of the current exception to `path`, which only its owner can read."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w") as file:
-        file.write(f"{time.ctime()}, attempt {attempt}\n{traceback.format_exc()}\n")
+def append_traceback(path: Path, attempt: int) -> str:
+    """Append the traceback of the current exception to `path`, which only its owner can read.
+
+    Returns the end of a sentence that names the file. It is empty where the file cannot be written, which hides no
+    error.
+    """
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w") as file:
+            file.write(f"{time.ctime()}{_attempt_line(attempt)}{traceback.format_exc()}\n")
+    except OSError:
+        with suppress(OSError):
+            if path.stat().st_size == 0:
+                path.unlink()
+        return ""
+    return f"; {path} has the traceback"
+
+
+def tracebacks_of(private_directory: Path, attempt: int) -> list[Path]:
+    """The files in which processes of this machine have written tracebacks of an attempt."""
+    files = sorted(private_directory.glob(TRACEBACKS.format(process="*")))
+    return [path for path in files if _attempt_line(attempt) in path.read_text(errors="replace")]
+
+
+def _attempt_line(attempt: int) -> str:
+    """The end of the line before each traceback."""
+    return f", attempt {attempt}\n"

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.trainer.local_runs import Folder, stopped
+from e2e.platform.trainer.local_runs import Folder, lost, stopped
 from tensorguard.audit_log.places import AUDIT_LOG
 from tensorguard.runners.preflight import RunRefused
-from tensorguard.runners.worker_group import WorkersFailed
 from tensorguard.verification.audit_logs import verify_audit_log
 from tensorguard.verification.ledgers import read_file_ledger
 
@@ -75,7 +74,7 @@ def test_resume_with_a_log_completes_it(folder: Folder) -> None:
 
 
 def test_workers_that_never_answer_are_an_interruption(folder: Folder) -> None:
-    folder.fails = WorkersFailed(5)
+    folder.fails = lost()
     folder.run(AUDITED)
     (last,) = entries(folder)
     assert (last["event"], last["process"], last["reason"], last["attempt"]) == (
@@ -87,7 +86,7 @@ def test_workers_that_never_answer_are_an_interruption(folder: Folder) -> None:
 
 
 def test_new_run_in_the_folder_of_one_that_was_never_charged_starts_a_new_log(folder: Folder) -> None:
-    folder.fails = WorkersFailed(5)
+    folder.fails = lost()
     folder.run(AUDITED)
     folder.fails = None
     folder.run(AUDITED)

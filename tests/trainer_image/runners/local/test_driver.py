@@ -15,6 +15,7 @@ import pytest
 from e2e.platform.trainer.local_runs import Folder, reason, refusal
 from e2e.platform.trainer.rank_harness import MANIFEST
 from tensafe_api.manifest import ManifestError, load_manifest
+from tensafe_api.reasons import Reason
 from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.runners.local import driver
 from tensorguard.runners.local.data_preparation import InMemoryData
@@ -27,7 +28,7 @@ from tensorguard.runners.preflight import (
     with_absolute_paths,
 )
 from tensorguard.runners.run_folder import WORK_FOLDER, lock_run_folder
-from tensorguard.runners.worker_group import WorkersFailed
+from tensorguard.runners.worker_group import RankFailed, WorkersFailed
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.run_log import LogRecord, Stepped
 from tensorguard.training.stop_signal import StopSignal
@@ -200,13 +201,27 @@ def test_unsupported_model_option_fails_in_one_sentence_and_costs_nothing(
 
 def test_exceptions_of_workers_are_not_quoted_in_the_status(folder: Folder) -> None:
     """The message of an exception may quote a record."""
-    folder.fails = WorkersFailed(2)
+    folder.fails = WorkersFailed(2, RankFailed(Reason.INTERNAL_ERROR, "ValueError (rows.py, line 3)"))
     folder.fails.__cause__ = ValueError("Jane Doe, born 1970")
     why, message = reason(folder.run())
     assert why == "WorkerLost"
     assert message is not None
     assert "Jane" not in message
-    assert "errors-rankN.log" in message
+    assert "after 2 restarts: ValueError (rows.py, line 3); fix the cause, and resume" in message
+
+
+def test_only_tracebacks_that_exist_are_named(folder: Folder) -> None:
+    def message_of(error: Exception) -> str:
+        folder.fails = error
+        return reason(folder.run())[1] or ""
+
+    lost = WorkersFailed(0, RankFailed(Reason.WORKER_LOST, "worker 1 crashed with SIGSEGV"))
+    assert "errors-" not in message_of(lost)
+    assert f"{folder.private}/errors-driver.log has the traceback" in message_of(ValueError("Jane Doe"))
+    (folder.private / "errors-driver.log").unlink()
+    (folder.private / "errors-rank0.log").write_text("Monday, attempt 7\nof another attempt")
+    (folder.private / "errors-rank1.log").write_text("Monday, attempt 1\nof this one")
+    assert message_of(lost).endswith(f"(tracebacks: {folder.private}/errors-rank1.log)")
 
 
 def test_cpu_quantities_are_parsed() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.trainer.local_runs import Folder, reason, refusal, stopped
+from e2e.platform.trainer.local_runs import Folder, lost, reason, refusal, stopped
 from e2e.platform.trainer.rank_harness import records
 from tensafe_api.manifest import load_manifest
 from tensafe_api.resolve import resolve_job
@@ -16,7 +16,6 @@ from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.runners import run_folder
 from tensorguard.runners.local import driver
 from tensorguard.runners.local.driver import RunResult
-from tensorguard.runners.worker_group import WorkersFailed
 from tensorguard.training.config import RUN_LOG, WorkerConfig
 from tensorguard.training.stop_signal import StopSignal
 
@@ -101,7 +100,7 @@ def test_missing_ledger_is_not_taken_for_a_new_run(folder: Folder) -> None:
 @pytest.mark.parametrize("resume", [False, True])
 def test_folder_with_an_uncharged_ledger_can_be_used_again(folder: Folder, resume: bool) -> None:
     """The end of the uncharged attempt is not taken for the end of this one."""
-    folder.fails = WorkersFailed(0)
+    folder.fails = lost()
     failed = folder.run()
     assert failed.exit_code == 1
     assert reason(failed)[0] == "WorkerLost"

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.trainer.local_runs import Folder, reason, refusal, stopped
+from e2e.platform.trainer.local_runs import Folder, lost, reason, refusal, stopped
 from e2e.platform.trainer.rank_harness import shard_records
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver
 from tensorguard.runners.local.driver import RunResult
 from tensorguard.runners.local.private_folder import PrivateFolder
 from tensorguard.runners.run_folder import LOCK_FILE, is_run_locked, lock_run_folder
-from tensorguard.runners.worker_group import WorkersFailed
 
 EXHAUSTED = ("spec.privacy.noiseMultiplier=0.9", "spec.privacy.targetEpsilon=2", "spec.training.steps=9")
 
@@ -55,7 +54,7 @@ def test_run_holds_the_lock_of_its_private_folder(folder: Folder, monkeypatch: p
 
     def observe(run: Any, *args: Any) -> None:
         locked.append(is_run_locked(folder.private))
-        raise WorkersFailed("stopped by the test")
+        raise lost()
 
     with monkeypatch.context() as patch:
         patch.setattr(driver._Run, "_prepare", observe)
@@ -109,7 +108,7 @@ def test_key_is_kept_outside_the_runs_folder_until_no_resume_needs_it(folder: Fo
     assert (folder.private / ".gitignore").read_text() == "*\n"
     content = kept.read_bytes()
     assert not [path for path in folder.output.rglob("*") if path.is_file() and content in path.read_bytes()]
-    folder.fails = WorkersFailed(2)
+    folder.fails = lost()
     assert folder.run(resume=True).exit_code == 1
     assert keys_of(folder) == [kept]
     folder.fails = None
@@ -118,11 +117,10 @@ def test_key_is_kept_outside_the_runs_folder_until_no_resume_needs_it(folder: Fo
 
 
 def test_tracebacks_are_in_the_private_folder_until_the_run_is_over(folder: Folder) -> None:
-    folder.fails = WorkersFailed(2)
+    folder.fails = ValueError("an error of a library")
     folder.fails.__cause__ = ValueError("Jane Doe, born 1970")
-    del folder.fails.reason  # as an error of a library
     result = folder.run()
-    assert "private folder" in str(reason(result)[1])
+    assert f"{folder.private}/errors-driver.log has the traceback" in str(reason(result)[1])
     (tracebacks,) = folder.private.glob("errors-*.log")
     assert "Jane Doe" in tracebacks.read_text()
     assert not [path for path in folder.output.rglob("*") if path.is_file() and b"Jane Doe" in path.read_bytes()]

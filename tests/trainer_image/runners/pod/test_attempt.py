@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, wait_until
+from e2e.platform.trainer.local_runs import lost
 from e2e.platform.trainer.rank_harness import MANIFEST
 from tensafe_api.manifest import load_manifest
 from tensafe_api.reasons import Reason
@@ -23,7 +24,7 @@ from tensorguard.runners.pod import attempt as module
 from tensorguard.runners.pod.attempt import RayUnavailable, joined_ray, read_result, run_attempt, set_stop_flag
 from tensorguard.runners.pod.pod_files import ROOT_VARIABLE, PodFiles, PodFilesError
 from tensorguard.runners.run_folder import hold_run_lock, is_run_locked
-from tensorguard.runners.worker_group import WorkerGroup, WorkersFailed
+from tensorguard.runners.worker_group import WorkerGroup
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.run_log import Ended, RunLog, Stepped
 from tensorguard.training.stop_signal import StopSignal
@@ -108,7 +109,7 @@ def test_workers_without_a_logged_end_were_lost(head: PodFiles, workers: Workers
 
 
 def test_failure_of_the_group_is_reported_without_foreign_messages(head: PodFiles, workers: Workers) -> None:
-    workers.fails = WorkersFailed(5)
+    workers.fails = lost()
     reason, message = run_attempt(head, StopSignal())
     assert reason is Reason.WORKER_LOST
     assert "after 5 restarts" in message

@@ -73,10 +73,10 @@ from tensorguard.runners.run_folder import (
     replace_owner_only,
     write_owner_only,
 )
-from tensorguard.runners.worker_group import RankFunction, WorkerGroup, run_workers
+from tensorguard.runners.worker_group import RankFunction, WorkerGroup, WorkersFailed, run_workers
 from tensorguard.signing.keys import key_location
 from tensorguard.training.collective_errors import describe_error
-from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig, append_traceback
+from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig, append_traceback, tracebacks_of
 from tensorguard.training.rollback_check import check_same_job
 from tensorguard.training.run_log import Ended, Listener, RunLogReader
 from tensorguard.training.stop_signal import StopSignal
@@ -293,9 +293,12 @@ class _Run:
                 Reason.WORKER_LOST, "the workers ended without logging a reason; see their log"
             )
         except Exception as error:
+            reason, sentence = describe_error(error)
             if not hasattr(error, "reason"):
-                append_traceback(self._private.path / TRACEBACKS.format(process="driver"), self.attempt)
-            self.ended = self._log.logged_end() or self._log.write_end(*describe_error(error))
+                sentence += append_traceback(self._private.path / TRACEBACKS.format(process="driver"), self.attempt)
+            elif isinstance(error, WorkersFailed) and (files := tracebacks_of(self._private.path, self.attempt)):
+                sentence += f" (tracebacks: {', '.join(map(str, files))})"
+            self.ended = self._log.logged_end() or self._log.write_end(reason, sentence)
         finally:
             shutil.rmtree(work, ignore_errors=True)
             if self.on_nodes:

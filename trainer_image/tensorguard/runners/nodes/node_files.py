@@ -67,6 +67,7 @@ class NodeFiles:
         salt: random, of this attempt; it goes into the digest of the key, and is in the run's folder (`SALT_FILE`).
         key_digest: keyed digest that every rank's key must have (`digest_of`).
         scratch: folder of the rank's shard, on the node's own disk; empty before the rank has created it.
+        last_failure: as in `WorkerConfig`.
     """
 
     text: str
@@ -76,6 +77,7 @@ class NodeFiles:
     salt: str
     key_digest: str
     scratch: str = ""
+    last_failure: str = ""
 
     def pack(self) -> dict[str, Any]:
         """The parameters as plain values."""

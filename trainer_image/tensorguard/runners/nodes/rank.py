@@ -30,4 +30,4 @@ def train_on_node(files: NodeFiles, channel: Channel, device: torch.device, barr
         except AttemptFailed as failure:
             record_failed_start(files, channel.rank, files.attempt, failure)
             return
-        train(config, channel, device)
+        train(replace(config, last_failure=files.last_failure), channel, device)

@@ -62,8 +62,9 @@ def run_attempt(files: PodFiles, stop: StopSignal) -> AttemptResult:
                 run_workers(worker_function, {}, group, files.run / WORK_FOLDER / RAY_TRAIN_FOLDER)
                 results.append(_result_of_workers())
         except Exception as error:
-            append_traceback(files.run / TRACEBACKS.format(process="driver"), attempt)
-            results.append(describe_error(error))
+            reason, sentence = describe_error(error)
+            kept = append_traceback(files.run / TRACEBACKS.format(process="driver"), attempt)
+            results.append((reason, sentence + (kept if reason is Reason.INTERNAL_ERROR else "")))
 
     def forward_stop() -> None:
         nonlocal next_stop

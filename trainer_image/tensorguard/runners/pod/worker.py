@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -99,18 +99,22 @@ Barrier = Callable[[], None]
 
 
 def run_pod_rank(values: dict[str, Any]) -> None:
-    """The function of each worker pod, which runs inside the process group. `values` is empty."""
+    """The function of each worker pod, which runs inside the process group. `values` has at most `last_failure`."""
     from ray.train.collective import barrier
     from ray.train.torch import get_device
 
     device = get_device()
-    train_in_pod(PodFiles.here(), ProcessGroupChannel(device), device, barrier)
+    last_failure = values.get("last_failure", "")
+    train_in_pod(PodFiles.here(), ProcessGroupChannel(device), device, barrier, last_failure)
 
 
-def train_in_pod(files: PodFiles, channel: Channel, device: torch.device, barrier: Barrier) -> None:
+def train_in_pod(
+    files: PodFiles, channel: Channel, device: torch.device, barrier: Barrier, last_failure: str = ""
+) -> None:
     """Take part in one attempt until it ends; rank 0 writes to the run log of its pod how it ended.
 
     If the attempt cannot start, its end is logged as that of attempt 0, because the number may be what was unreadable.
+    `last_failure` is that of `WorkerConfig`.
 
     Raises:
         Exception: an error that a restart may fix, as in `training.worker.train`.
@@ -124,7 +128,7 @@ def train_in_pod(files: PodFiles, channel: Channel, device: torch.device, barrie
             return
         if channel.rank % files.job().spec.cluster.ranks_per_worker == 0:  # the others of this pod end with it
             hold_run_lock(files.run)  # until Ray Train has received the result of this rank, and ends the process
-        train(config, channel, device, log.write_record)
+        train(replace(config, last_failure=last_failure), channel, device, log.write_record)
 
 
 def record_failed_start(
