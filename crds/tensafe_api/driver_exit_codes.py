@@ -26,6 +26,7 @@ _REASONS = (
     Reason.INTERNAL_ERROR,
     Reason.SIGNATURE_INVALID,
     Reason.DECRYPTION_FAILED,
+    Reason.DISK_FULL,
 )
 """Reasons with their own exit code. New ones are added at the end, so that codes never change."""
 

@@ -184,6 +184,12 @@ class Reason(StrEnum):
         "A checkpoint cannot be written or read.",
         "Check checkpoint.uri, the credentials and the free space. Another checkpoint.uri needs a new job.",
     )
+    DISK_FULL = (
+        "DiskFull",
+        "A disk on which the run writes is full, or the quota of its user is exhausted.",
+        "Free space in the folder in the message. Then continue a local run with --resume; a job in a cluster "
+        "continues without action.",
+    )
     CHECKPOINT_CORRUPT = (
         "CheckpointCorrupt",
         "A checkpoint differs from what was written.",

@@ -94,7 +94,7 @@ def test_attempt_with_an_outcome_in_the_ledger_exits_with_0(end: object, reason:
 
 def test_every_failure_reason_exits_with_its_code_and_prints_its_fix(end: object) -> None:
     reasons = [reason for reason in Reason if driver_exit_code(reason) != 1]
-    assert len(reasons) == 20
+    assert len(reasons) == 21
     for reason in reasons:
         sentence, code = end((reason, "what happened"))
         assert reason_for_exit_code(code) is reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import pickle
 from contextlib import nullcontext
@@ -122,6 +123,15 @@ def test_failed_import_is_named_and_not_tried_again(
     assert str(caught.value) == f"the workers failed: {sentence.format(module)}; fix the cause, and resume"
     assert caught.value.reason is Reason.WORKER_LOST
     assert starts == [None]
+
+
+def test_full_disk_ends_the_attempt_without_a_restart(trainer: type[Trainer], tmp_path: Path) -> None:
+    """Each restart would charge a step again."""
+    error = OSError(errno.ENOSPC, "No space left on device", "/runs/a/events.jsonl")
+    with pytest.raises(WorkersFailed) as caught:
+        run_workers(failing, {"error": error}, WorkerGroup(2, 1, 0, 5), tmp_path / "ray")
+    assert caught.value.reason is Reason.DISK_FULL
+    assert str(caught.value) == "no space left on device in /runs/a: free space there, and resume"
 
 
 def test_next_incarnation_knows_how_the_last_one_failed(trainer: type[Trainer], tmp_path: Path) -> None:

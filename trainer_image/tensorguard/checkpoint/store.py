@@ -289,8 +289,12 @@ class CheckpointStore:
     def _write_local(self, name: str, files: Mapping[str, bytes]) -> None:
         temporary = Path(self._root) / f"{_UNFINISHED}{name}-{uuid.uuid4().hex}"
         temporary.mkdir(parents=True)
-        write_files(temporary, files)
-        sync_directory(temporary)
+        try:
+            write_files(temporary, files)
+            sync_directory(temporary)
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)  # on a full disk, other files of the run need its space
+            raise
         target = Path(self._root) / name
         if target.exists():  # renamed as well; `remove_unfinished` removes it later if this process is killed here
             target.rename(Path(self._root) / f"{_UNFINISHED}old-{name}-{uuid.uuid4().hex}")

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tensorguard.disk_full import names_file
+
 LOCK_FILE = ".run.lock"
 WORK_FOLDER = ".work"
 """Folder of the shards and of Ray Train's files; it is removed when the run ends."""
@@ -73,9 +75,17 @@ def is_run_locked(directory: Path) -> bool:
 
 
 def write_owner_only(path: Path, content: bytes) -> None:
-    """Create a file that only its owner can read. Raises FileExistsError if it exists."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
+    """Create a file that only its owner can read, with all of its content or not at all.
+
+    Raises FileExistsError if it exists.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with names_file(path), os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+    except OSError:
+        path.unlink()
+        raise
 
 
 def replace_owner_only(path: Path, content: bytes) -> None:

@@ -61,7 +61,8 @@ class WorkersFailed(RuntimeError):
 
     def __init__(self, restarts: int, failure: RankFailed) -> None:
         after = f", after {restarts} restarts" if restarts else ""
-        super().__init__(f"the workers failed{after}: {failure.sentence}; fix the cause, and resume")
+        text = f"the workers failed{after}: {failure.sentence}; fix the cause, and resume"
+        super().__init__(failure.sentence if failure.reason is Reason.DISK_FULL else text)
         self.reason = Reason.WORKER_LOST if failure.reason is Reason.INTERNAL_ERROR else failure.reason
 
 

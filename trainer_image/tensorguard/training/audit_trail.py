@@ -16,7 +16,13 @@ from tensorguard.audit_log.places import audit_log_of
 from tensorguard.ledger.contract import Ledger
 from tensorguard.training.config import WorkerConfig
 
-_LOST = (Reason.WORKER_LOST, Reason.INTERNAL_ERROR, Reason.LEDGER_UNREACHABLE, Reason.AGGREGATION_FAILED)
+_LOST = (
+    Reason.WORKER_LOST,
+    Reason.INTERNAL_ERROR,
+    Reason.LEDGER_UNREACHABLE,
+    Reason.AGGREGATION_FAILED,
+    Reason.DISK_FULL,
+)
 """Reasons of an end that no check decided: a resume may continue."""
 log = logging.getLogger(__name__)
 

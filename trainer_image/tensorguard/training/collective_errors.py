@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tensafe_api.reasons import Reason
+from tensorguard.disk_full import describe_full_disk
 from tensorguard.training.config import TRACEBACKS
 
 if TYPE_CHECKING:  # the driver of an attempt in a cluster imports this module and must not load PyTorch
@@ -30,6 +31,9 @@ _OUT_OF_MEMORY = {
     "torch": "the GPU has too little memory: lower spec.training.microBatchSize or spec.training.maxLength",
 }
 _OUT_OF_ANY_MEMORY = "there is too little memory"
+_RAY_CRASHED = "a process of Ray was killed, or has crashed: often its machine has too little memory"
+_CRASHED = ("WorkerCrashedError", "ActorDiedError", "LocalRayletDiedError")
+"""Names of Ray's errors for a process that has ended without an error."""
 _LONGEST_MESSAGE = 300
 
 
@@ -85,12 +89,19 @@ def describe_error(error: BaseException) -> tuple[Reason, str]:
     """The reason and a sentence that may be published: it quotes no record.
 
     Errors of this project carry a `reason` and a sentence without records. Of any other error only the type and the
-    line are named, since its message may quote a record. That of an import is about modules, and is quoted.
+    line are named, since its message may quote a record. That of an import is about modules, and is quoted. A full disk
+    is the reason whatever was raised because of it.
     """
-    if isinstance(reason := getattr(error, "reason", None), Reason):
-        return reason, " ".join(str(error).split())
+    reason, full = getattr(error, "reason", None), describe_full_disk(error)
+    if isinstance(reason, Reason):
+        sentence = " ".join(str(error).split())
+        return (Reason.DISK_FULL, f"{full} ({sentence})") if full else (reason, sentence)
+    if full:
+        return Reason.DISK_FULL, f"{full}: free space there, and resume"
     if type(error).__name__ == "OutOfMemoryError":  # the name in Ray and in PyTorch; neither is imported here
         return Reason.WORKER_LOST, _OUT_OF_MEMORY.get(type(error).__module__.partition(".")[0], _OUT_OF_ANY_MEMORY)
+    if type(error).__name__ in _CRASHED:
+        return Reason.WORKER_LOST, _RAY_CRASHED
     cause = getattr(error, "cause", None)  # what a process of Ray raised
     error = cause if isinstance(cause, Exception) else error
     sentence = type(error).__name__
@@ -102,7 +113,9 @@ def describe_error(error: BaseException) -> tuple[Reason, str]:
 
 
 def would_fail_again(error: BaseException) -> bool:
-    """Whether a restart of the workers fails in the same way: a module cannot be imported."""
+    """Whether a restart of the workers fails in the same way: a module cannot be imported, or a disk is full."""
+    if describe_full_disk(error):
+        return True
     return isinstance(error, ImportError | SyntaxError) or _import_of(error) is not None
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tensorguard.disk_full import names_file
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.training.config import PRIVATE_METRICS
 from tensorguard.training.run_log import AppendedLines
@@ -26,8 +27,8 @@ class PrivateMetrics:
     """The private figures of one rank, one JSON object per line."""
 
     def __init__(self, private_directory: Path, rank: int) -> None:
-        path = private_directory / PRIVATE_METRICS.format(rank=rank)
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._path = private_directory / PRIVATE_METRICS.format(rank=rank)
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def record_step(self, step: int, clipper: GridClipper, losses: Sequence[float]) -> None:
         """Record one step of this worker.
@@ -56,7 +57,8 @@ class PrivateMetrics:
         os.close(self._file)
 
     def _write(self, figures: dict[str, float | int | None]) -> None:
-        os.write(self._file, (json.dumps(figures) + "\n").encode())
+        with names_file(self._path):
+            os.write(self._file, (json.dumps(figures) + "\n").encode())
 
 
 class PrivateMetricsReader:

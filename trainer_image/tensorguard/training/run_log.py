@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from tensafe_api.tasks import METRICS
+from tensorguard.disk_full import names_file
 
 
 @dataclass(frozen=True)
@@ -130,11 +131,13 @@ class RunLog:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def write(self, record: LogRecord) -> None:
         line = json.dumps({"kind": record.kind, **record.values()}) + "\n"
-        os.write(self._file, line.encode())
+        with names_file(self._path):
+            os.write(self._file, line.encode())
 
     def close(self) -> None:
         os.close(self._file)

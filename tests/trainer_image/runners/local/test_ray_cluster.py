@@ -5,13 +5,17 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import WorkerCrashedError
 
+from tensafe_api.reasons import Reason
 from tensorguard.runners.local import ray_cluster as module
 from tensorguard.runners.local.ray_cluster import RayNotStarted, _remove_session, local_ray
+from tensorguard.training.collective_errors import describe_error
 
 
 @pytest.mark.parametrize(("slow", "starts"), [(0, 1), (2, 3), (3, 3)])
@@ -74,6 +78,31 @@ def test_session_is_in_a_short_folder_where_tmpdir_is_too_long_for_sockets(
         local_ray(tmp_path, cpus=1, gpus=0).__enter__()
 
 
+@pytest.mark.parametrize(
+    ("error", "free", "reason"),
+    [
+        (WorkerCrashedError(), 0, Reason.DISK_FULL),
+        (WorkerCrashedError(), 2**30, Reason.WORKER_LOST),
+        (RayNotStarted("too slow"), 0, Reason.RESOURCES_MISSING),
+    ],
+)
+def test_crash_of_ray_without_space_for_its_session_is_a_full_disk(
+    error: Exception, free: int, reason: Reason, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(module, "_SHORT_FOLDER", str(tmp_path))
+    monkeypatch.setattr(module, "_SOCKET_BYTES", 4096)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
+    monkeypatch.setattr(ray, "init", lambda **settings: None)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(Exception) as caught, local_ray(tmp_path, cpus=1, gpus=0):
+        raise error
+    found, sentence = describe_error(caught.value)
+    assert found is reason
+    assert (f"in {tmp_path}:" in sentence) == (reason is Reason.DISK_FULL)
+
+
 def test_only_a_session_of_this_project_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     kept = tmp_path / "precious"
@@ -95,16 +124,16 @@ def test_processes_of_ray_import_nothing_from_the_folders_of_the_driver(
 ) -> None:
     """Any file with the name of a library would run there, in a process that holds the job key and the records."""
     script, current = tmp_path / "script's folder", tmp_path / "current [folder]: 100%"
-    for folder in (script, current):
+    for folder, name in ((script, "beside_the_script"), (current, "in_the_working_folder")):
         folder.mkdir()
-        (folder / f"{folder.name[:6]}_shadow.py").write_text("")
+        (folder / f"{name}.py").touch()
     monkeypatch.setattr(sys, "argv", [str(script / "train.py")])
     monkeypatch.syspath_prepend(script)
     monkeypatch.chdir(current)
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
 
     def find() -> list[str]:
-        found = ["script_shadow", "curren_shadow", "tensorguard.training.worker"]
+        found = ["beside_the_script", "in_the_working_folder", "tensorguard.training.worker"]
         return [name for name in found if importlib.util.find_spec(name) is not None]
 
     with local_ray(tmp_path, cpus=1, gpus=0):

@@ -32,6 +32,7 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import FINAL_OUTCOMES, LedgerSpec
 from tensafe_api.resources.model import commit_of
 from tensorguard.audit_log.places import AUDIT_LOG
+from tensorguard.disk_full import describe_full_disk, names_file
 from tensorguard.ledger.contract import LedgerError, LedgerState
 from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.ledger.file import FileLedger
@@ -73,7 +74,7 @@ from tensorguard.runners.run_folder import (
     replace_owner_only,
     write_owner_only,
 )
-from tensorguard.runners.worker_group import RankFunction, WorkerGroup, WorkersFailed, run_workers
+from tensorguard.runners.worker_group import RankFunction, WorkerGroup, run_workers
 from tensorguard.signing.keys import key_location
 from tensorguard.training.collective_errors import describe_error
 from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig, append_traceback, tracebacks_of
@@ -195,6 +196,10 @@ class _Run:
             if (uid := uid_of_manifest(self.directory)) and (self.directory / AUDIT_LOG).exists():
                 log_failure(self._with_uid(uid), self.directory, None, refusal.reason, str(refusal))
             raise
+        except OSError as error:
+            if full := describe_full_disk(error):
+                raise RunRefused("", f"{full}: free space there, or choose another --output-dir") from error
+            raise
 
     def admit(self, resume: bool) -> None:
         """Refuse a run that cannot start, and create the job key, the manifest copy and the run log."""
@@ -296,7 +301,7 @@ class _Run:
             reason, sentence = describe_error(error)
             if not hasattr(error, "reason"):
                 sentence += append_traceback(self._private.path / TRACEBACKS.format(process="driver"), self.attempt)
-            elif isinstance(error, WorkersFailed) and (files := tracebacks_of(self._private.path, self.attempt)):
+            elif reason is Reason.WORKER_LOST and (files := tracebacks_of(self._private.path, self.attempt)):
                 sentence += f" (tracebacks: {', '.join(map(str, files))})"
             self.ended = self._log.logged_end() or self._log.write_end(reason, sentence)
         finally:
@@ -361,7 +366,8 @@ class _Run:
     def _prepare(self, work: Path) -> WorkerConfig:
         """The parameters of the workers, after their data was prepared in `work`."""
         self._log.write_stage("Reading and tokenising the data set")
-        prepared = prepare_data(self.job, self.data, self._key_file, work)
+        with names_file(work / "shards"):
+            prepared = prepare_data(self.job, self.data, self._key_file, work)
         return WorkerConfig(
             job=dump_manifest(self.job, format="json"),
             job_uid=self.job.metadata.uid or "",

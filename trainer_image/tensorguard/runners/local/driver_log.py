@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.runners.local.audit import log_failure
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.run_log import Ended, Preparing, RunLog, RunLogReader
+
+log = logging.getLogger(__name__)
 
 
 class DriverLog:
@@ -34,9 +37,15 @@ class DriverLog:
         self._log.write(Preparing(time.time(), what))
 
     def write_end(self, reason: Reason, message: str) -> Ended:
-        """Log how the attempt ended, in the audit log too if it failed; return the record."""
+        """Log how the attempt ended, in the audit log too if it failed; return the record.
+
+        A log that cannot be written, because a disk is full, does not hide the reason.
+        """
         ended = Ended(time.time(), self._attempt, reason.value, message)
-        self._log.write(ended)
+        try:
+            self._log.write(ended)
+        except OSError as error:
+            log.warning("the run log has no entry of this end: %s", error)
         log_failure(self._job, self._directory, self._attempt, reason, message)
         return ended
 

@@ -8,6 +8,7 @@ this process only, and is not written to the user's home.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import secrets
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tensafe_api.reasons import Reason
+from tensorguard.disk_full import names_file
 from tensorguard.runners.nodes.node_files import NodeFiles
 from tensorguard.runners.worker_group import configure_ray, init_ray
 from tensorguard.training.config import WorkerConfig
@@ -30,6 +32,8 @@ _START_TRIES = 3
 _TOO_SLOW = "timed out during startup"
 """Part of Ray's message when its processes take longer to start than the half minute that Ray allows."""
 _OBJECT_STORE_BYTES = 512 * 2**20
+_LEAST_FREE_BYTES = 2**20
+"""With less space in its session, Ray cannot even write its logs."""
 _SOCKET_BYTES = 103 if sys.platform == "darwin" else 107
 """The longest path of a socket, a limit of the operating system."""
 _LONGEST_SOCKET = f"{_PREFIX}12345678/r{_START_TRIES}/session_2026-01-31_12-00-00_123456_4194304/sockets/plasma_store"
@@ -65,8 +69,9 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
     # The session is not in the run's folder, because the paths of Ray's sockets, which are in the session, are limited.
     # Ray makes its own folder readable for all users, so that folder is inside one that is not.
     session = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_folder_for_sockets()))
-    note.write_text(session.name)
     try:
+        with names_file(note):
+            note.write_text(session.name)
         for tries in range(1, _START_TRIES + 1):
             try:
                 init_ray(
@@ -88,6 +93,11 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
                         "machine; wait until they have ended, and run this again"
                     ) from error
         yield
+    except Exception as error:
+        explained = getattr(error, "reason", Reason.WORKER_LOST) is not Reason.WORKER_LOST
+        if not explained and shutil.disk_usage(session).free < _LEAST_FREE_BYTES:  # Ray's processes crash without it
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(session)) from error
+        raise
     finally:
         ray.shutdown()
         gc.collect()  # the next run reuses the numbers of objects: a reference that is freed late would free a new one
