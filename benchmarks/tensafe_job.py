@@ -17,8 +17,10 @@ from benchmarks import corpora, minilm
 from tensafe_api.manifest import dump_manifest, load_manifest
 from tensafe_api.resolve import Plan, ledger_spec, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tensorguard.data.memory import memory_tables
 from tensorguard.data.partition import merge, split_by_unit
-from tensorguard.data.recipe import Recipe, columns_of
+from tensorguard.data.raw_table import Wanted
+from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import write
 from tensorguard.ledger.file import FileLedger
 from tensorguard.models.tasks import task_of
@@ -78,15 +80,15 @@ def make(directory: Path, examples: corpora.Examples, *overrides: str) -> tuple[
 def _shards(directory: Path, job: TenSafeTrainingJob, examples: corpora.Examples, key: bytes) -> tuple[str, ...]:
     split = partial(
         split_by_unit,
-        columns=columns_of(job.spec),
         tokenise=task_of(job.spec).tokeniser(minilm.load_tokenizer(), Recipe.from_spec(job.spec)),
         key=key,
         workers=job.spec.cluster.workers,
     )
     paths = []
-    partition = split(pa.table({"text": list(examples.texts), "label": list(examples.labels)}))
-    for rank, part in enumerate(partition.tables):
+    table = pa.table({"text": list(examples.texts), "label": list(examples.labels)})
+    parts = [split(each).tables for each in memory_tables(table, Wanted.of(job.spec))]
+    for rank, tables in enumerate(zip(*parts)):
         path = directory / f"shard-{rank}.arrow"
-        write(merge([part], None), path)
+        write(merge(list(tables), None), path)
         paths.append(str(path))
     return tuple(paths)

@@ -26,13 +26,16 @@ STATEMENT_FILE = "statement.json"
 """Name of the statement in the directory of a checkpoint."""
 NOT_KNOWN = "not known"
 
+_USER = "all records of one user, of which at most spec.dataset.unit.maxExamplesPerUnit were used"
 UNIT_DEFINITIONS = {
-    "Example": "one record of the data set, such as one text, conversation or image (records are never packed "
-    "together)",
-    "User": "all records of one user, of which at most spec.dataset.unit.maxExamplesPerUnit were used; "
-    "each record without a user id (null) is a separate unit",
+    "Example": (
+        "one record of the data set, such as one text, conversation or image (records are never packed together); a "
+        "record that stands in the data set several times is as many units",
+    ),
+    "User": (_USER, f"{_USER}; each record without a user id is a separate unit"),
 }
-"""What one unit is. Readers refuse other words. Where a release changes some of a claim, they must accept both."""
+"""What one unit is; for users, without and with `unit.missing: OwnUnit`. Readers refuse other words. Where a release
+changes some of a claim, they must accept both."""
 ADJACENCY_DEFINITIONS = {
     "AddOrRemoveOne": "neighbouring data sets differ by one unit, added or removed; the number of units is private",
     "ZeroOut": "neighbouring data sets differ by one unit, in whose place one of them has nothing; the number of units "
@@ -105,6 +108,14 @@ _SAME_USERS = (
     "The users of the earlier trainings are those of this one: two records belong to one user here if and only if they "
     "do there. This is the word of the job's author."
 )
+_WELL_FORMED = (
+    "That each record of the data set can be used is public: a data set with another one is refused before a step is "
+    "charged, so a job that is not refused reveals that there is none."
+)
+_EACH_HAS_AN_ID = (
+    "That each record of the data set has the id of its user is public: a data set with another one is refused before "
+    "a step is charged, so a job that is not refused reveals that there is none."
+)
 _PUBLIC_EVALUATION = (
     "The evaluation data set is public: this is the word of the job's author. A set that shares a file with the data "
     "set, or most of whose records are in it, is refused; other private data are not recognised."
@@ -155,6 +166,10 @@ class StatementInputs:
     model: Mapping[str, str] = field(default_factory=dict)
     unit_column: str | None = None
     """The column whose values are the users, if they are the unit."""
+    own_units: bool = False
+    """Whether each record without the id of a user is a unit by itself."""
+    refuses_records: bool = True
+    """Whether a record that cannot be used ends the job."""
     started_from: Mapping[str, str] | None = None
     """Address, digests, claim and noise distance of the adapter that the training started from."""
     evaluation: str | None = None
@@ -187,7 +202,7 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
             "delta": delta,
             "unit": mechanism.unit,
             **({"unitColumn": inputs.unit_column} if inputs.unit_column else {}),
-            "unitDefinition": UNIT_DEFINITIONS[mechanism.unit],
+            "unitDefinition": UNIT_DEFINITIONS[mechanism.unit][inputs.own_units],
             "adjacency": mechanism.adjacency,
             "adjacencyDefinition": ADJACENCY_DEFINITIONS[mechanism.adjacency],
             "steps": claimed,
@@ -242,6 +257,8 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
         "assumed": [
             *_ASSUMED,
             *_ASSUMED_OF_WORKERS[inputs.place],
+            *((_WELL_FORMED,) if inputs.refuses_records else ()),
+            *((_EACH_HAS_AN_ID,) if mechanism.unit == "User" and not inputs.own_units else ()),
             *_on_evaluation(inputs.evaluation),
             *((_SAME_USERS,) if mechanism.earlier_steps and mechanism.unit == "User" else ()),
             *inputs.aggregation.assumed,

@@ -63,7 +63,8 @@ def check_figures(raw: Mapping[str, Any], document: StatementDocument) -> None:
     except (ArithmeticError, ValueError) as error:
         raise StatementError(f"its ε cannot be computed: {error}") from error
     _compare("claim.unit", claim.unit, mechanism.unit)
-    _compare("claim.unitDefinition", claim.unit_definition, UNIT_DEFINITIONS[mechanism.unit])
+    if claim.unit_definition not in UNIT_DEFINITIONS[mechanism.unit]:
+        _compare("claim.unitDefinition", claim.unit_definition, UNIT_DEFINITIONS[mechanism.unit][0])
     _compare("claim.adjacency", claim.adjacency, mechanism.adjacency)
     _compare("claim.adjacencyDefinition", claim.adjacency_definition, ADJACENCY_DEFINITIONS[mechanism.adjacency])
     _compare("claim.covers", claim.covers, covered_text(mechanism, steps))

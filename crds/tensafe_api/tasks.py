@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Content = Literal["text", "label", "conversation", "words", "word labels", "image"]
-"""What a column holds: a string; a class; a list of objects or its JSON text; a list of strings; a list of classes; the
-bytes of an image file."""
+Content = Literal["text", "label", "conversation", "tools", "words", "word labels", "image"]
+"""What a column holds: a string; a class; a list of messages, or of tools, or its JSON text; a list of strings; a list
+of classes; the bytes of an image file."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ TEXT = Column("text", "text", "Column of the text.")
 LABEL = Column(
     "label",
     "label",
-    "Column of the class: a number from 0, or a name from model.labelNames. Valid with text or image only.",
+    "Column of the class: a name from model.labelNames, or without names a number from 0. Valid with text or image "
+    "only.",
 )
 
 CAUSAL_LM = TaskContract(
@@ -123,7 +124,7 @@ CAUSAL_LM = TaskContract(
             (
                 Column(
                     "tools",
-                    "conversation",
+                    "tools",
                     "Column of the tools that the conversation may call. Valid with messages only. Default: no tools.",
                 ),
             ),
@@ -154,8 +155,8 @@ TOKEN_CLASSIFICATION = TaskContract(
                 Column(
                     "tags",
                     "word labels",
-                    "Column of the words' classes: a number from 0, or a name from model.labelNames, for each word. "
-                    "Requires tokens.",
+                    "Column of the words' classes: for each word a name from model.labelNames, or without names a "
+                    "number from 0. Requires tokens.",
                 ),
             ),
         ),

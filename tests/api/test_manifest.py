@@ -57,7 +57,9 @@ spec:
     columns: {messages: m, tools: t}
     lossOn: Assistant
     overLength: Truncate
-    unit: {kind: User, column: patient_id, maxExamplesPerUnit: 8, atLeast: 5000}
+    unusable: Skip
+    nullValues: ["NULL"]
+    unit: {kind: User, column: patient_id, maxExamplesPerUnit: 8, missing: OwnUnit, atLeast: 5000}
     lineage: claims-2026
   evaluation: {uri: s3://public/claims-eval/, visibility: Public, everySteps: 100}
   training: {epochs: "3", expectedBatchSize: 512, microBatchSize: 8, learningRate: "2e-4", schedule: Linear,

@@ -229,7 +229,9 @@ def test_every_input_changes_the_statement() -> None:
     for field in fields(StatementInputs):
         value = getattr(INPUTS, field.name)
         other = changed.get(field.name, f"{value}0" if isinstance(value, str) else None)
-        if other is None:
+        if isinstance(value, bool):
+            other = not value
+        elif other is None:
             other = value + 1
         assert build_statement(replace(INPUTS, **{field.name: other})) != whole, field.name
 
@@ -308,10 +310,31 @@ def test_readers_of_private_metrics_are_not_covered_by_the_claim() -> None:
     assert stated("Internal") and not stated("Hidden")
 
 
-def test_definition_of_user_covers_records_without_a_user() -> None:
-    assert build_statement(INPUTS)["claim"]["unitDefinition"].endswith(
-        "each record without a user id (null) is a separate unit"
+def test_records_without_a_user_are_units_only_where_the_statement_says_so() -> None:
+    assert "without a user id" not in build_statement(INPUTS)["claim"]["unitDefinition"]
+    own = build_statement(replace(INPUTS, own_units=True))["claim"]["unitDefinition"]
+    assert own.endswith("each record without a user id is a separate unit")
+
+
+def test_copies_of_a_record_are_units_of_their_own() -> None:
+    """Nothing else would tell a reader that a record which stands three times is protected with three times ε."""
+    example = replace(INPUTS, mechanism=MECHANISM.model_copy(update={"unit": "Example"}))
+    assert (
+        "a record that stands in the data set several times is as many units"
+        in (build_statement(example)["claim"]["unitDefinition"])
     )
+
+
+def test_refusal_of_records_is_stated_as_an_assumption() -> None:
+    """A job that is not refused reveals that each record can be used."""
+
+    def assumed(part: str, **changes: bool) -> bool:
+        return any(part in text for text in build_statement(replace(INPUTS, **changes))["assumed"])
+
+    assert assumed("record of the data set can be used") and assumed("has the id of its user")
+    assert not assumed("record of the data set can be used", refuses_records=False)
+    assert assumed("has the id of its user", refuses_records=False)
+    assert not assumed("has the id of its user", own_units=True)
 
 
 def test_canonical_json_is_stable() -> None:

@@ -8,7 +8,7 @@ can state them: they are facts about the people in the data.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, create_model
 
@@ -22,6 +22,7 @@ FILE_FORMATS: tuple[str, ...] = get_args(FileFormat)
 """The names of all formats. The trainer has one class for each (`tensorguard.data.formats`)."""
 LossOn = Literal["Completion", "Assistant", "All"]
 UnitKind = Literal["Example", "User"]
+NullText = Annotated[str, Field(strict=True, min_length=1, max_length=64)]
 
 
 def _on_names(holds: Callable[[Collection[str]], bool]) -> Callable[[Any], bool]:
@@ -69,6 +70,11 @@ class Unit(Block):
         description="Maximum number of records of one user, applied when the data is read. Refused for Example. "
         "Default for User: 8.",
     )
+    missing: Literal["Refuse", "OwnUnit"] | None = Field(
+        None,
+        description="What becomes of a record without a user id. Refuse: the job ends before it spends anything. "
+        "OwnUnit: it is a unit by itself, as the statement records. Refused for Example. Default for User: Refuse.",
+    )
     at_least: UnitCount = Field(
         description="A public lower bound of the number of units, which is private. Above the true number, batches are "
         "smaller than expectedBatchSize; far below it, they are larger and steps take longer."
@@ -86,6 +92,12 @@ class Unit(Block):
             "unit.maxExamplesPerUnit is only valid for User: remove it for Example",
             lambda unit: unit.kind == "User" or unit.max_examples_per_unit is None,
             ".maxExamplesPerUnit",
+        ),
+        Rule(
+            "self.kind == 'User' || !has(self.missing)",
+            "unit.missing is only valid for User: remove it for Example",
+            lambda unit: unit.kind == "User" or unit.missing is None,
+            ".missing",
         ),
     )
 
@@ -129,6 +141,16 @@ class Dataset(Block):
         None,
         description="Cut off or leave out a record of more than training.maxLength tokens. It is never an error, "
         "which would reveal something about a record. Refused for images. Default for text: Truncate.",
+    )
+    unusable: Literal["Refuse", "Skip"] | None = Field(
+        None,
+        description="What becomes of a record that cannot be used, such as one without text. Refuse: the job ends "
+        "before it spends anything, which reveals that there is one. Skip: it is left out. Default: Refuse.",
+    )
+    null_values: tuple[NullText, ...] = Field(
+        (),
+        max_length=20,
+        description="Texts of csv and tsv files that mean no value, such as NULL, beside \\N and an empty text.",
     )
     unit: Unit = Field(description="The unit of privacy, and a lower bound of the number of units.")
     lineage: OneLine | None = Field(

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 import torch.distributed as dist
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -44,8 +43,9 @@ from tensafe_api.resources.status import Status
 from tensorguard.aggregation.channel import ProcessGroupChannel
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.keys import dataset_digest
+from tensorguard.data.memory import memory_tables
 from tensorguard.data.partition import merge, split_by_unit
-from tensorguard.data.recipe import columns_of
+from tensorguard.data.raw_table import Wanted
 from tensorguard.data.shard import write
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.ledger.file import FileLedger
@@ -59,7 +59,9 @@ from tensorguard.training.worker import train
 
 WORDS = [f"w{number}" for number in range(40)]
 # The fork server inherits the environment of this process, not its sys.path.
-os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")])
+os.environ["PYTHONPATH"] = os.pathsep.join(  # an empty part would be the working folder
+    filter(None, [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH")])
+)
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["e2e.platform.trainer.rank_harness"])
 
@@ -337,12 +339,12 @@ def shard_records(
     tokeniser = tokeniser_of(job.spec, resolve_model(job.spec.model.name))
     split = partial(
         split_by_unit,
-        columns=columns_of(job.spec),
         tokenise=tokeniser,
         key=key,
         workers=job.spec.cluster.ranks,
     )
-    partition, paths = split(pa.Table.from_pylist(rows)), []
+    [table] = memory_tables(rows, Wanted.of(job.spec))
+    partition, paths = split(table), []
     for rank, table in enumerate(partition.tables):
         paths.append(directory / f"shard-{rank}.arrow")
         write(merge([table], job.spec.dataset.unit.max_examples_per_unit, tokeniser.inputs), paths[-1])

@@ -293,7 +293,7 @@ CLAIMS: tuple[Mutation, ...] = (
         "a file with two links is read twice: each of its records is two units",
         (
             Edit(
-                TRAINER + "data/listing.py",
+                TRAINER + "data/addresses.py",
                 'return [name, f"{stat.st_dev}/{stat.st_ino}"]',
                 "return [name]",
             ),
@@ -304,12 +304,37 @@ CLAIMS: tuple[Mutation, ...] = (
         "a file beside its compressed copy is read twice: each of its records is two units",
         (
             Edit(
-                TRAINER + "data/listing.py",
+                TRAINER + "data/addresses.py",
                 "name = path.removesuffix(PurePosixPath(path).suffix) if compression_of(path) else path",
                 "name = path",
             ),
         ),
         ("tests/trainer_image/data/test_listing.py::test_file_with_two_names_is_read_once",),
+    ),
+    Mutation(
+        "a compressed file with other records than the plain one is left out",
+        (
+            Edit(
+                TRAINER + "data/addresses.py",
+                "elif content(path) == content(first):",
+                "elif True:",
+            ),
+        ),
+        (
+            "tests/trainer_image/data/test_listing.py"
+            "::test_plain_and_compressed_file_of_one_name_with_different_records_are_refused",
+        ),
+    ),
+    Mutation(
+        "the files of a Delta table are read: those of a folder whose table is above it",
+        (
+            Edit(
+                TRAINER + "data/lake_tables.py",
+                "folders = [*([base] if base else []), *_parents(base), *holding]",
+                "folders = [*([base] if base else []), *holding]",
+            ),
+        ),
+        ("tests/trainer_image/data/test_lake_tables.py::test_table_is_refused_with_the_fix",),
     ),
     Mutation(
         "a copy of the training data is accepted as public",

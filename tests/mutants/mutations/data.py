@@ -2,48 +2,126 @@
 
 from __future__ import annotations
 
-from mutations.mutation import TRAINER, Edit, Mutation
+from mutations.mutation import DATA_TESTS, TRAINER, Edit, Mutation
+
+_VALUES = TRAINER + "data/values.py"
+_ONE_TABLE = DATA_TESTS + "test_one_table.py::test_every_source_makes_the_same_of_a_column"
 
 DATA: tuple[Mutation, ...] = (
     Mutation(
-        "Ray gives the tables of several files one type",
-        (
-            Edit(
-                TRAINER + "data/read.py",
-                "    for fragment in fragments.to_pylist():\n"
-                "        yield from map(packed, source.tables(**fragment))\n",
-                "    tables = [table for each in fragments.to_pylist() for table in source.tables(**each)]\n"
-                '    yield packed(pa.concat_tables(tables, promote_options="permissive"))\n',
-            ),
-        ),
-        ("tests/trainer_image/data/test_files.py::test_tables_of_files_with_other_types_stay_apart",),
+        "ids in upper and lower case are two users",
+        (Edit(_VALUES, 'unicodedata.normalize("NFKC", text).casefold()', 'unicodedata.normalize("NFKC", text)'),),
+        (_ONE_TABLE,),
     ),
     Mutation(
-        "the id of a user is the address of an object",
-        (
-            Edit(
-                TRAINER + "data/keys.py",
-                "return UNREADABLE_USER if _ADDRESS.search(text) else text",
-                "return text",
-            ),
-        ),
-        ("tests/trainer_image/data/test_shards.py::test_ids_without_a_text_of_their_own_are_one_user",),
+        "ids with other white space are two users",
+        (Edit(_VALUES, 'return " ".join("".join(filter(_is_visible, text)).split())', "return text.strip()"),),
+        (_ONE_TABLE,),
     ),
     Mutation(
-        "the types of other records change which records of a user are kept",
-        (
-            Edit(
-                TRAINER + "data/keys.py",
-                "    return int(value) if isinstance(value, float) and value.is_integer() else value\n",
-                "    return value\n",
-            ),
-        ),
-        ("tests/trainer_image/data/test_shards.py::test_content_is_the_same_whatever_types_other_records_give_it",),
+        "ids with other dashes are two users",
+        (Edit(_VALUES, 'or unicodedata.category(each) == "Pd"', ""),),
+        (_ONE_TABLE,),
     ),
     Mutation(
-        "the values of nested objects are formatted again at each level",
-        (Edit(TRAINER + "data/keys.py", "key=lambda item: repr(item[0])", "key=str"),),
-        ("tests/trainer_image/data/test_shards.py::test_value_is_not_formatted_to_order_the_fields_around_it",),
+        "ids with leading zeros are two users",
+        (Edit(_VALUES, "        return str(int(text))\n", "        return text\n"),),
+        (_ONE_TABLE,),
+    ),
+    Mutation(
+        "a UUID is a user for each of its spellings",
+        (Edit(_VALUES, "if found := _UUID.fullmatch(text):", "if (found := _UUID.fullmatch(text)) and not found:"),),
+        (_ONE_TABLE,),
+    ),
+    Mutation(
+        "an object is the id of a user",
+        (Edit(_VALUES, "    raise NotAnId(_name_of(value))\n\n\ndef", "    return str(value)\n\n\ndef"),),
+        (_ONE_TABLE,),
+    ),
+    Mutation(
+        "the JSON text of an object is the id of a user",
+        (Edit(_VALUES, 'if text[0] in "{[" and _is_json(text):', "if False:"),),
+        (_ONE_TABLE,),
+    ),
+    Mutation(
+        "bytes that are not text are no id, and so each record is a unit",
+        (
+            Edit(
+                _VALUES,
+                '    if any(unicodedata.category(each) == "Cc" and not each.isspace() for each in text):\n'
+                '        raise NotAnId("bytes that are not text")\n',
+                "",
+            ),
+        ),
+        (_ONE_TABLE,),
+    ),
+    Mutation(
+        "an id that has lost digits is an id",
+        (Edit(_VALUES, "if written and (exponent", "if False and (exponent"),),
+        (_ONE_TABLE,),
+    ),
+    Mutation(
+        "an id is a number with a fraction",
+        (Edit(_VALUES, "if not value.is_integer() or abs(value) > EXACT_FLOAT:", "if False:"),),
+        (_ONE_TABLE,),
+    ),
+    Mutation(
+        "a float of 32 bits is the id of a user",
+        (
+            Edit(
+                TRAINER + "data/columns.py",
+                "return (_is_scalar(kind) and not short) or",
+                "return _is_scalar(kind) or",
+            ),
+        ),
+        (_ONE_TABLE,),
+    ),
+    Mutation(
+        "only the first file's types are checked",
+        (
+            Edit(
+                TRAINER + "data/files.py",
+                "            folders = self.check_columns(path)\n",
+                "            folders = self.folder_columns(path)\n",
+            ),
+        ),
+        (DATA_TESTS + "test_units.py::test_types_of_each_file_are_checked",),
+    ),
+    Mutation(
+        "a record without the id of a user is a unit, and no statement says so",
+        (Edit(TRAINER + "data/unusable.py", 'dataset.unit.missing != "OwnUnit"', "False"),),
+        (DATA_TESTS + "test_units.py::test_record_without_an_id_ends_the_job_unless_it_is_a_unit",),
+    ),
+    Mutation(
+        "a transform of a data set, which may make ids, is ignored",
+        (Edit(TRAINER + "data/memory.py", 'if source.format.get("type") == "custom":', "if False:"),),
+        (DATA_TESTS + "test_units.py::test_transform_of_hugging_face_is_refused",),
+    ),
+    Mutation(
+        "the second of two columns with one name is the user",
+        (
+            Edit(
+                TRAINER + "data/columns.py",
+                "form_of(name) for other in self.names) > 1",
+                "form_of(name) for other in self.names) > 2",
+            ),
+        ),
+        (DATA_TESTS + "test_units.py::test_column_that_occurs_twice_is_refused",),
+    ),
+    Mutation(
+        "a key that occurs twice has its last value",
+        (Edit(TRAINER + "data/formats/jsonl.py", "if len(found) < len(pairs):", "if False:"),),
+        (DATA_TESTS + "test_units.py::test_column_that_occurs_twice_is_refused",),
+    ),
+    Mutation(
+        "a separator in a text moves the id of the user",
+        (Edit(TRAINER + "data/formats/csv.py", "if len(row) != width:", "if False:"),),
+        (DATA_TESTS + "test_units.py::test_row_with_another_number_of_values_is_refused",),
+    ),
+    Mutation(
+        "the header of a joined file, in another order, is a record",
+        (Edit(TRAINER + "data/formats/csv.py", "sorted(map(form_of, row)) == names", "False"),),
+        (DATA_TESTS + "test_units.py::test_second_header_is_refused",),
     ),
     Mutation(
         "a wrong quote makes one record of several users' records",
@@ -85,17 +163,6 @@ DATA: tuple[Mutation, ...] = (
         ("tests/trainer_image/data/test_csv.py::test_no_record_of_a_tsv_file_becomes_several",),
     ),
     Mutation(
-        "a separator in a text moves the id of the user",
-        (
-            Edit(
-                TRAINER + "data/formats/csv.py",
-                "any(row[width:]) if file.user is None else len(row) > width",
-                "any(row[width:])",
-            ),
-        ),
-        ("tests/trainer_image/data/test_csv.py::test_separator_in_a_text_does_not_move_the_id_of_the_user",),
-    ),
-    Mutation(
         "the end of a csv row that is too long is not checked",
         (Edit(TRAINER + "data/formats/csv.py", 'raise csv.Error("row too long")', "self._text = io.StringIO()"),),
         ("tests/trainer_image/data/test_csv.py::test_file_with_a_row_that_is_too_long_is_refused",),
@@ -109,39 +176,5 @@ DATA: tuple[Mutation, ...] = (
         "a newline that a csv file escapes makes one record several units",
         (Edit(TRAINER + "data/formats/csv.py", """if _ends_in_escape(text.rstrip("\\r\\n")):""", "if False:"),),
         ("tests/trainer_image/data/test_csv.py::test_csv_row_that_ends_in_a_backslash_is_refused",),
-    ),
-    Mutation(
-        "one record decides whether Ray's records without a user are used",
-        (
-            Edit(
-                TRAINER + "data/read.py",
-                "    missing = pa.nulls(len(block))\n",
-                "    block = block if set(names) <= set(block.column_names) else block.slice(0, 0)\n"
-                "    missing = pa.nulls(len(block))\n",
-            ),
-        ),
-        ("tests/trainer_image/data/test_files.py::test_field_that_a_block_of_ray_lacks_is_null",),
-    ),
-    Mutation(
-        "a record without the field of the user is a unit by itself",
-        (
-            Edit(
-                TRAINER + "data/formats/text.py",
-                "if not record or (user is not None and user not in record):",
-                "if not record:",
-            ),
-        ),
-        ("tests/trainer_image/data/test_files.py::test_record_that_lacks_the_column_of_the_user_is_dropped",),
-    ),
-    Mutation(
-        "one row of a DataFrame changes the text of all others",
-        (
-            Edit(
-                TRAINER + "data/records.py",
-                "return int(value) if isinstance(value, float) and value.is_integer() else value",
-                "return value",
-            ),
-        ),
-        ("tests/trainer_image/data/test_records.py::test_row_of_a_data_frame_does_not_change_other_rows",),
     ),
 )

@@ -26,6 +26,7 @@ class Mutation:
 TRAINER = "trainer_image/tensorguard/"
 API = "crds/tensafe_api/"
 OPERATOR = "operator/tensafe_operator/"
+DATA_TESTS = "tests/trainer_image/data/"
 TRAINER_TESTS = "tests/trainer_image/"
 PRIVACY_TESTS = "tests/trainer_image/privacy/"
 AGGREGATION_TESTS = "tests/trainer_image/aggregation/"

@@ -257,8 +257,8 @@ PROTOCOL: tuple[Mutation, ...] = (
         (
             Edit(
                 TRAINER + "data/shards.py",
-                "_split, columns=columns, tokenise=tokenise, key_file=key_file.absolute()",
-                "split_by_unit, columns=columns, tokenise=tokenise, key=key_file.read_bytes()",
+                "_split, tokenise=tokenise, key_file=key_file.absolute()",
+                "split_by_unit, tokenise=tokenise, key=key_file.read_bytes()",
             ),
         ),
         (

@@ -296,7 +296,9 @@ SIGNING: tuple[Mutation, ...] = (
         (
             Edit(
                 _FIGURES,
-                '    _compare("claim.unitDefinition", claim.unit_definition, UNIT_DEFINITIONS[mechanism.unit])\n',
+                "    if claim.unit_definition not in UNIT_DEFINITIONS[mechanism.unit]:\n"
+                '        _compare("claim.unitDefinition", claim.unit_definition, '
+                "UNIT_DEFINITIONS[mechanism.unit][0])\n",
                 "",
             ),
         ),

@@ -1,14 +1,16 @@
-"""Conversations: the ranges of the assistant's turns, with suitable and unsuitable templates."""
+"""Conversations: the assistant's turns, and what templates leave out, with suitable and unsuitable templates."""
 
 import json
+import time
 import tracemalloc
 
 import pytest
 
 from e2e.platform.trainer.tokenising import tokeniser
-from tensorguard.data.chat import RENDERED_CHARACTERS, assistant_turns, conversation, renderer, rendering_cost
+from tensorguard.data.chat import RENDERED_CHARACTERS, assistant_turns, is_written, renderer, rendering_cost
 from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe
+from tensorguard.data.unusable import Unusable
 
 MESSAGES = {"messages": "m"}
 # The last assistant turn gets a "tool" mark, and loses it when another turn follows, as Qwen 3 does with reasoning.
@@ -35,12 +37,12 @@ def encode_with(tokenizer, loss_on="Assistant", max_length=64, **recipe):
 
     def learned(*conversations, **more):
         found = encode({"messages": list(conversations), **more})
-        return [
-            example and " ".join(
-                tokenizer.convert_ids_to_tokens([t for t, kept in zip(example.inputs, example.target) if kept])
-            )
-            for example in found
-        ]  # fmt: skip
+        return [example if example is None or isinstance(example, Unusable) else words(example) for example in found]
+
+    def words(example):
+        return " ".join(
+            tokenizer.convert_ids_to_tokens([token for token, kept in zip(example.inputs, example.target) if kept])
+        )
 
     return learned
 
@@ -51,7 +53,6 @@ def test_every_assistant_turn_kept_with_its_end_token(make_tokenizer, chatml):
         "good morning <|im_end|> fine <|im_end|>"
     ]
     assert learned(chat("hello", "good", "a b")) == ["good <|im_end|>"]
-    assert learned(chat("hello")) == [""]
 
 
 def test_turn_may_end_where_the_next_starts(make_tokenizer, chatml):
@@ -82,14 +83,6 @@ def test_messages_as_json_text_and_with_nulls_of_arrow(make_tokenizer, chatml):
     assert learned(json.dumps(chat("a", "b")), with_nulls) == ["b <|im_end|>"] * 2
 
 
-def test_typed_messages_do_not_depend_on_the_types_of_others():
-    """Arrow orders the fields of objects by all records, and makes numbers floats where one record has a fraction."""
-    alone = [{"role": "assistant", "call": {"dose": 5, "age": 30}}]
-    beside_others = [{"call": {"age": 30.0, "dose": 5.0, "unit": None}, "role": "assistant"}]
-    assert json.dumps(conversation(alone)) == json.dumps(conversation(beside_others))
-    assert json.dumps(conversation(json.dumps(alone))) == json.dumps(alone), "JSON text is that of its record alone"
-
-
 def test_tools_are_passed_to_the_template(make_tokenizer, chatml):
     template = "{% if tools %}<|im_start|>tool {{ tools[0].name }}<|im_end|>{% endif %}" + chatml
     columns = {"messages": "m", "tools": "t"}
@@ -103,25 +96,141 @@ def test_tools_are_passed_to_the_template(make_tokenizer, chatml):
     ]
 
 
-def test_malformed_conversation_drops_only_itself(make_tokenizer, chatml):
+def test_unusable_conversation_is_unusable_alone(make_tokenizer, chatml):
     learned = encode_with(make_tokenizer(template=STRICT + chatml))
-    odd = [
-        None,
-        [],
-        "{",
-        "[1]",
-        7,
-        [{"content": "no role"}],
-        [{"role": "system", "content": "refused by the template"}],
+    odd = [None, [], "{", "[1]", 7, [{"content": "no role"}], [{"role": "user", "content": 7}]]
+    refused = [{"role": "system", "content": "refused by the template"}]
+    found = learned(chat("a", "b"), *odd, refused, chat("a", "c"))
+    assert found == ["b <|im_end|>", *[Unusable.NO_CONVERSATION] * 7, Unusable.REWRITTEN, "c <|im_end|>"]
+
+
+def test_unusable_tools_make_the_conversation_unusable(make_tokenizer, chatml):
+    template = "{{ tools | tojson if tools else '' }}" + chatml
+    learned = encode_with(make_tokenizer(template=template), columns={"messages": "m", "tools": "t"})
+    found = learned(*[chat("a", "b")] * 3, tools=["[]", 7, ["x"]])
+    assert found == ["b <|im_end|>", *[Unusable.NO_CONVERSATION] * 2]
+
+
+def test_conversation_without_a_learned_token_is_unusable(make_tokenizer, chatml):
+    nothing = Unusable.NOTHING_TO_LEARN
+    learned = encode_with(make_tokenizer(template=chatml), max_length=7)
+    critic = [*chat("a"), {"role": "critic", "content": "b"}]
+    assert learned(chat("hello"), critic, chat("a a a a", "b")) == [nothing] * 3
+    learned = encode_with(make_tokenizer(template=chatml), max_length=7, truncate=False)
+    assert learned(chat("hello"), chat("a a a a", "b")) == [nothing, None]
+
+
+def test_text_in_parts_is_learned_as_a_text(make_tokenizer, chatml):
+    learned = encode_with(make_tokenizer(template=chatml))
+    answer = {"role": "model", "content": [{"type": "text", "text": "b "}, {"type": "text", "text": "c"}]}
+    assert learned([*chat("a"), answer]) == ["b c <|im_end|>"]
+
+
+EACH = "{% for m in messages %}<m>{{ TEXT }}</m>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "kept"),
+    [
+        (EACH.replace("TEXT", "m.content"), True),
+        (EACH.replace("TEXT", "m.content | trim"), True),
+        (EACH.replace("TEXT", "m.content | tojson"), True),
+        (EACH.replace("TEXT", "m.content | trim | tojson if m.role == 'tool' else m.content"), True),
+        (
+            EACH.replace("TEXT", "'' if loop.first else messages[0].content + m.content if loop.last else m.content"),
+            True,
+        ),
+        (EACH.replace("TEXT", "m.content if m.role != 'system'"), False),
+        (EACH.replace("TEXT", "m.content if m.role != 'tool'"), False),
+        (EACH.replace("TEXT", "m.content if m.role != 'assistant'"), False),
+        (EACH.replace("TEXT", "m.content[:9]"), False),
+        (EACH.replace("TEXT", "m.content | lower"), False),
+        (EACH.replace("TEXT", "m.content | e"), False),
+        (EACH.replace("messages", "messages[-2:]").replace("TEXT", "m.content"), False),
+        (EACH.replace("messages", "messages | reverse").replace("TEXT", "m.content"), False),
+    ],
+)
+def test_message_that_a_template_leaves_out_or_changes_is_found(make_tokenizer, template, kept):
+    messages = [
+        {"role": "system", "content": " Be brief.\n"},
+        *chat('What is "good"?\nSay it. ', "Nothing <is>."),
+        {"role": "tool", "content": '{"a": "b\\n"}'},
+        *chat("And the rest?", "No."),
     ]
-    assert learned(chat("a", "b"), *odd, chat("a", "c")) == ["b <|im_end|>", *[None] * 7, "c <|im_end|>"]
+    text = make_tokenizer().apply_chat_template(messages, chat_template=template, tokenize=False)
+    assert is_written(messages, None, text) == kept
 
 
-def test_long_conversation_is_truncated_or_dropped(make_tokenizer, chatml):
-    tokenizer = make_tokenizer(template=chatml)
-    assert encode_with(tokenizer, max_length=7)(chat("a", "b c d")) == ["b"]
-    assert encode_with(tokenizer, max_length=7, truncate=False)(chat("a", "b c d")) == [None]
-    assert encode_with(tokenizer, max_length=15)(chat(*"abcdef")) == ["b <|im_end|> d"]
+def answered(tokenizer, messages, answer, tools=None):
+    """The rendering of messages by a template that writes those of the assistant as `answer`."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}ANSWER{% else %}{{ m.content }}{% endif %}|{% endfor %}"
+    )
+    return tokenizer.apply_chat_template(
+        messages, tools=tools, chat_template=template.replace("ANSWER", answer), tokenize=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "whole", "lossy"),
+    [
+        ({"content": "yes"}, "{{ m.content }}", ""),
+        ({"content": "<think>hm</think>yes"}, "{{ m.content }}", "{{ m.content.split('</think>')[1] }}"),
+        ({"content": "hm</think> yes"}, "<think>\n{{ m.content }}", "{{ m.content[:11] }}"),
+        ({"content": "yes", "reasoning_content": "hm"}, "{{ m.reasoning_content }}{{ m.content }}", "{{ m.content }}"),
+        ({"content": "yes", "thinking": "hm", "reasoning": "hm"}, "{{ m.thinking }}{{ m.content }}", "{{ m.content }}"),
+        ({"tool_calls": [{"function": {"name": "lab"}}]}, "{{ m.tool_calls[0].function.name }}", "{{ m.content }}"),
+        ({"content": "yes", "function_call": {"name": "lab"}}, "{{ m.content }}lab", "{{ m.content }}"),
+        ({"content": "yes", "tool_calls": [{"name": "lab"}]}, "{{ m.content }}lab", "lab"),
+    ],
+)
+def test_reasoning_and_calls_of_an_answer_must_be_written(make_tokenizer, message, whole, lossy):
+    messages = [*chat("hello"), {"role": "assistant", **message}]
+    assert is_written(messages, None, answered(make_tokenizer(), messages, whole))
+    assert not is_written(messages, None, answered(make_tokenizer(), messages, lossy))
+
+
+def test_tools_must_be_written(make_tokenizer, chatml):
+    tools = [{"function": {"name": "dose"}}, {"name": "lab"}, {"unnamed": 1}]
+    assert is_written(chat("a", "b"), tools, "dose, lab a b")
+    assert not is_written(chat("a", "b"), tools, "dose a b")
+    learned = encode_with(make_tokenizer(template=chatml), columns={"messages": "m", "tools": "t"})
+    assert learned(*[chat("a", "b")] * 2, tools=[tools, None]) == [Unusable.REWRITTEN, "b <|im_end|>"]
+
+
+DROPS_EARLIER = "{% if loop.last %}{{ m.content }}{% else %}{{ m.content.split('</think>')[-1] }}{% endif %}"
+DROPS_ALWAYS = "{{ m.content.split('</think>')[-1] }}"
+
+
+def test_earlier_reasoning_may_be_left_out_but_carries_no_loss(make_tokenizer, chatml):
+    """Models read earlier answers without their reasoning, so templates such as that of Qwen 3 leave it out."""
+    both, earlier = chat("a", "c</think>b", "a", "c</think>d"), chat("a", "c</think>b", "a", "d")
+
+    def learned(template, loss_on):
+        template = chatml.replace("{{ m.content }}", template)
+        return encode_with(make_tokenizer(template=template), loss_on)(both, earlier)
+
+    last = "c </ think > d <|im_end|>".replace("</ think >", "<unk> <unk> <unk>")
+    assert learned(DROPS_EARLIER, "Assistant") == [last, "d <|im_end|>"]
+    assert learned(DROPS_ALWAYS, "Assistant") == [Unusable.REWRITTEN, "d <|im_end|>"]
+    assert learned(DROPS_EARLIER, "All") == learned(DROPS_ALWAYS, "All") == [Unusable.REWRITTEN] * 2
+
+
+def test_turn_before_which_a_template_cannot_render_carries_no_loss(make_tokenizer, chatml):
+    needs_a_user = (
+        "{% if not messages | selectattr('role', 'equalto', 'user') | list %}{{ raise_exception('') }}{% endif %}"
+    )
+    learned = encode_with(make_tokenizer(template=needs_a_user + chatml))
+    assert learned([{"role": "assistant", "content": "hello"}, *chat("a", "b")]) == ["b <|im_end|>"]
+
+
+def test_time_to_find_the_texts_grows_with_the_length_of_the_rendering():
+    """Each message is found late, and each only as a JSON string."""
+    messages = [{"role": "tool", "content": '"'}, *chat("x" * 2_000_000)] + [{"role": "tool", "content": '"'}] * 20_000
+    text = "".join(json.dumps(message["content"]) for message in messages).replace('"\\""', '\\"')
+    start = time.process_time()
+    assert is_written(messages, None, text) and not is_written(messages[::-1], None, text)
+    assert time.process_time() - start < 2
 
 
 def test_rendering_stops_where_the_tokens_do(make_tokenizer, chatml):
@@ -164,17 +273,15 @@ def test_values_that_a_template_only_reads_cost_time_as_well(make_tokenizer, cha
     assert assistant_turns([parts, *chat(*["a"] * 40)], None, silent, "user", 100) == []
     assert len(rendered) <= 1
     learned = encode_with(make_tokenizer(template=chatml))
-    assert learned([{"role": "user", "content": [[]] * 400_000}, *chat("a", "b")], chat("a", "b")) == [
-        None,
-        "b <|im_end|>",
-    ]
+    large = {"role": "user", "content": "c", "notes": [[]] * 200_000}
+    assert learned([large, *chat("a", "b")], chat("a", "b")) == [Unusable.TOO_LARGE, "b <|im_end|>"]
 
 
 def test_nested_values_cost_the_spaces_that_a_template_indents_them_with(make_tokenizer, chatml):
-    """300,000 numbers in 250 lists are 0.6 MB of JSON text, and 300 million characters after `tojson(indent=4)`."""
+    """100,000 numbers in 250 lists are 0.2 MB of JSON text, and 100 million characters after `tojson(indent=4)`."""
     learned = encode_with(make_tokenizer(template=chatml), columns={"messages": "m", "tools": "t"})
-    flat, deep = ('[{"a":' + "[" * depth + "7," * 300_000 + "7" + "]" * depth + "}]" for depth in (1, 250))
-    assert [found is None for found in learned(*[chat("a", "b")] * 2, tools=[flat, deep])] == [False, True]
+    flat, deep = ('[{"a":' + "[" * depth + "7," * 100_000 + "7" + "]" * depth + "}]" for depth in (1, 250))
+    assert learned(*[chat("a", "b")] * 2, tools=[flat, deep]) == ["b <|im_end|>", Unusable.TOO_LARGE]
 
 
 def test_tools_with_nested_schemas_are_rendered(make_tokenizer, chatml):
@@ -205,7 +312,7 @@ def test_turn_that_is_longer_than_what_a_tokenizer_reads_is_located_in_the_whole
     learned = encode_with(make_tokenizer(template=template), max_length=8)
     long = "b " * 500
     assert learned(chat("a", long)) == ["b b"]
-    assert learned(chat("a", long, "c", "d")) == [""], "it loses the mark at its end, which no tokenizer reads"
+    assert learned(chat("a", long, "c", "d")) == [Unusable.NOTHING_TO_LEARN], "it loses the mark that is not read"
 
 
 @pytest.mark.parametrize(
@@ -213,6 +320,10 @@ def test_turn_that_is_longer_than_what_a_tokenizer_reads_is_located_in_the_whole
     [
         (None, "has no chat template"),
         (COUNTS, "assistant's turns cannot be located"),
+        (
+            "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}",
+            "it leaves out the text",
+        ),
         ("{{ raise_exception('never') }}", r"cannot render a greeting and its answer \(never\)"),
         ("{% for %}", "cannot render a greeting"),
     ],

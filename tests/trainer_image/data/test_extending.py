@@ -20,12 +20,13 @@ from tensorguard.data.errors import DataError
 from tensorguard.data.formats import DataFormat, format_of
 from tensorguard.data.listing import inspect
 from tensorguard.data.pod_shard import prepare_pod_shard
+from tensorguard.data.raw_table import Wanted
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import Shard
 
 PAGE = Path(__file__).parents[3] / "docs" / "extending.md"
 MODULE = "tensorguard.data.formats.logfmt"
-RECORDS = b'text="a b" label=1\ntext="c" label=0\nthis line is not a record\n"unclosed\ntext="d e f" label=1\n'
+RECORDS = b'text="a b" label=1\ntext="c" label=0\n\ntext="d e f" label=1\n'
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def logfmt(monkeypatch: pytest.MonkeyPatch) -> Iterator[DataFormat]:
 
 def test_class_of_the_page_is_a_format(logfmt: DataFormat) -> None:
     protocol = {name for name in vars(DataFormat) if not name.startswith("_")}
-    assert protocol == {"name", "endings", "splittable", "compressible", "columns", "rows"}
+    assert protocol == {"name", "endings", "splittable", "compressible", "columns", "rows", "place"}
     assert all(hasattr(logfmt, name) for name in protocol)
     assert format_of("s3://bucket/notes.logfmt.zst") is logfmt
     assert pickle.loads(pickle.dumps(logfmt)).name == "logfmt"
@@ -59,7 +60,7 @@ def test_format_of_the_page_can_be_tried_without_ray(
     (tmp_path / "notes.logfmt").write_bytes(RECORDS)
     monkeypatch.chdir(tmp_path)
     exec(compile(code, str(PAGE), "exec"), {})
-    assert "{'text': 'a b', 'label': '1'}" in capsys.readouterr().out
+    assert "{'text': 'a b', 'label': '1', 'fault': None, " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
@@ -83,11 +84,18 @@ def test_files_of_the_format_become_the_shards_of_a_job(
 def test_missing_column_names_the_nearest(logfmt: DataFormat, tmp_path: Path) -> None:
     (tmp_path / "notes.logfmt").write_bytes(RECORDS)
     with pytest.raises(DataError, match="has no column 'txt'; did you mean 'text'"):
-        inspect(str(tmp_path), {"text": "txt"}, None, "file", {}, "spec.dataset")
+        inspect(str(tmp_path), Wanted({"text": "txt"}), None, "file", {})
 
 
 def test_large_file_is_split_between_lines(logfmt: DataFormat, tmp_path: Path) -> None:
     (tmp_path / "notes.logfmt").write_bytes(RECORDS * 100)
-    source, _ = inspect(str(tmp_path), {"text": "text"}, None, "file", {}, "spec.dataset")
+    source, _ = inspect(str(tmp_path), Wanted({"text": "text"}), None, "file", {})
     path = str(tmp_path / "notes.logfmt")
     assert sum(len(table) for part in range(7) for table in source.tables(path, part, 7)) == 300
+
+
+def test_line_that_is_no_record_is_refused_with_its_number(logfmt: DataFormat, tmp_path: Path) -> None:
+    (tmp_path / "notes.logfmt").write_bytes(RECORDS + b"this line is no record\n")
+    source, [fragment] = inspect(str(tmp_path), Wanted({"text": "text"}), None, "file", {})
+    with pytest.raises(DataError, match=r"notes\.logfmt, line 5: it is not one logfmt record"):
+        list(source.tables(**fragment))

@@ -16,24 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from tensafe_api.tasks import tasks_for
 from tensorguard.data.columns import check_types
 from tensorguard.data.errors import DataError
-from tensorguard.data.images import (
-    ImageRecipe,
-    decode,
-    image_file,
-    image_identity,
-    image_text,
-)
-from tensorguard.data.partition import why_no_record_is_usable
+from tensorguard.data.images import ImageRecipe, decode, image_file
+from tensorguard.data.memory import memory_tables
 from tensorguard.data.pod_shard import prepare_pod_evaluation, prepare_pod_shard
-from tensorguard.data.read import _records_table
+from tensorguard.data.raw_table import Wanted
 from tensorguard.data.recipe import Recipe
-from tensorguard.data.records import records_of
 from tensorguard.data.rows import PixelRows
 from tensorguard.data.shard import Shard
-from tensorguard.data.tokenise import MAX_BATCH_ROWS
+from tensorguard.data.tokenise import MAX_BATCH_ROWS, Example
+from tensorguard.data.values import UnusableValue, image_of
 from tensorguard.models.tasks import task_named
 
 from .image_files import AS_IS, LEVELS, SMALL, array, file_of, noise
@@ -43,9 +36,15 @@ RECIPE = Recipe(columns=COLUMNS, max_length=1, labels=3, label_names=("a", "b", 
 
 
 def usable(values: list[Any], labels: list[Any] | None = None) -> list[bytes | None]:
-    encode = task_named("ImageClassification", labels=3).tokeniser(SMALL, RECIPE)
-    found = encode({"image": values, "label": labels or [1] * len(values)})
-    return [None if example is None else example.inputs for example in found]
+    """The pixels of each record, and None for one that cannot be used."""
+    records = zip(values, labels or ["b"] * len(values))
+    [table] = memory_tables(list(records), Wanted({"image": "0", "label": "1"}))
+    columns = {role: table.column(role).to_pylist() for role in ("image", "label")}
+    faults = table.column("fault").to_pylist()
+    kept = [i for i, fault in enumerate(faults) if fault is None]
+    encode = task_named("ImageClassification", labels=3, label_names=("a", "b", "c")).tokeniser(SMALL, RECIPE)
+    found = dict(zip(kept, encode({role: [column[i] for i in kept] for role, column in columns.items()})))
+    return [found[i].inputs if isinstance(found.get(i), Example) else None for i in range(len(values))]
 
 
 # Forms of a value
@@ -57,7 +56,6 @@ def test_bytes_object_and_base64_are_one_image_with_one_identity() -> None:
     forms = [content, bytearray(content), {"bytes": content, "path": None}, {"bytes": content, "path": "/etc/passwd"}]
     forms += [text, "\n".join(text[i : i + 76] for i in range(0, len(text), 76)), {"bytes": text}]
     assert {image_file(form) for form in forms} == {content}
-    assert len({image_identity(form) for form in forms}) == 1
     assert len(set(usable(forms))) == 1 and None not in usable(forms)
 
 
@@ -75,12 +73,11 @@ def test_path_is_never_followed(tmp_path: Path) -> None:
     place.write_bytes(file_of(noise()))
     for value in (str(place), {"path": str(place)}, {"bytes": None, "path": str(place)}, {"bytes": str(place)}):
         assert usable([value]) == [None]
-    assert image_identity({"path": "a"}) != image_identity({"path": "b"}), "it still has a key of its own"
 
 
 def test_label_is_a_number_or_a_name() -> None:
     content = file_of(noise())
-    found = usable([content] * 6, [0, "b", "2", 3, None, "d"])
+    found = usable([content] * 6, ["A ", "b", "c", 2, None, "d"])
     assert [pixels is not None for pixels in found] == [True, True, True, False, False, False]
 
 
@@ -205,7 +202,7 @@ def test_shards_have_the_same_pixels_from_every_format_without_damaged_records(m
         (decode(content, SMALL), label) for content, label in zip(contents, labels) if decode(content, SMALL)
     )
     for name, place in write_files(tmp_path, contents, labels).items():
-        spec = make_spec(COLUMNS, labels=3, max_length=None, uri=str(place))
+        spec = make_spec(COLUMNS, labels=3, max_length=None, uri=str(place), unusable="Skip")
         tokenise = task_named("ImageClassification", labels=3).tokeniser(SMALL, Recipe.from_spec(spec))
         made = prepare_pod_shard(spec, tokenise, rank=0, workers=1, key=b"k" * 32, directory=tmp_path / name)
         shard = Shard.open(made.shard)
@@ -262,17 +259,12 @@ def test_column_of_images_needs_bytes_objects_with_bytes_or_text() -> None:
 def test_images_in_memory_are_files_pil_images_or_arrays() -> None:
     image = noise()
     pixels = decode(file_of(image), AS_IS)
-    column = [file_of(image), {"bytes": file_of(image)}, image, np.asarray(image)]
-    table = _records_table(
-        records_of([(each, 1) for each in column], "train_dataset"), {"image": "0", "label": "1"}, ""
-    )
-    assert [decode(image_file(value) or b"", AS_IS) for value in table.column("0").to_pylist()] == [pixels] * 4
-    assert image_text(np.zeros((4, 4, 3), np.float32)) is None and image_text(object()) is None
-    grey = image_text(np.full((16, 16, 1), 9, np.uint8))
-    assert (array(decode(image_file(grey) or b"", AS_IS)) == 9).all()
-
-
-def test_no_usable_image_is_explained_without_a_record() -> None:
-    message = why_no_record_is_usable(RECIPE)
-    assert "its image is no complete PNG, JPEG, BMP or GIF file of at most 67108864 pixels" in message
-    assert tasks_for(COLUMNS) == ["ImageClassification"]
+    column = [file_of(image), {"bytes": file_of(image)}, image, np.asarray(image), np.zeros((4, 4, 3), np.float32)]
+    [table] = memory_tables([(each, 1) for each in column], Wanted({"image": "0", "label": "1"}))
+    *found, none = table.column("image").to_pylist()
+    assert [decode(value, AS_IS) for value in found] == [pixels] * 4
+    assert none is None and table.column("fault").to_pylist() == [None] * 4 + ["NoImage"]
+    grey = image_of(np.full((16, 16, 1), 9, np.uint8))
+    assert (array(decode(grey, AS_IS)) == 9).all()
+    with pytest.raises(UnusableValue):
+        image_of(object())

@@ -15,7 +15,8 @@ from tensorguard.data.keys import dataset_digest
 from tensorguard.data.listing import tables_at
 from tensorguard.data.partition import merge, split_by_unit
 from tensorguard.data.pod_shard import prepare_pod_evaluation, prepare_pod_shard
-from tensorguard.data.recipe import Recipe, columns_of
+from tensorguard.data.raw_table import Wanted
+from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import Shard
 from tensorguard.data.tokenise import Tokeniser
 
@@ -41,11 +42,11 @@ def test_each_rank_makes_the_same_shard_as_a_preparation_for_all(
     make_spec: Any, make_tokenizer: Any, rows: list[dict[str, Any]], unit: dict[str, Any], tmp_path: Path
 ) -> None:
     uri = write_rows(tmp_path / "data.jsonl", rows)
-    spec = make_spec({"text": "t"}, unit=unit, uri=uri)
+    spec = make_spec({"text": "t"}, unit=unit, uri=uri, unusable="Skip")
     tokenise = tokeniser(make_tokenizer(), Recipe.from_spec(spec))
     for_all = [
-        split_by_unit(table, columns=columns_of(spec), tokenise=tokenise, key=KEY, workers=WORKERS)
-        for table in tables_at(uri, columns_of(spec), format=None, storage=None)
+        split_by_unit(table, tokenise=tokenise, key=KEY, workers=WORKERS)
+        for table in tables_at(uri, Wanted.of(spec), format=None, storage=None)
     ]
     units = 0
     for rank in range(WORKERS):
@@ -68,14 +69,14 @@ def test_records_of_other_ranks_are_not_tokenised(
         seen.extend(values["text"])
         return inner(values)
 
-    spec = make_spec({"text": "t"}, uri=write_rows(tmp_path / "data.jsonl", rows))
+    spec = make_spec({"text": "t"}, uri=write_rows(tmp_path / "data.jsonl", rows), unusable="Skip")
     inner = tokeniser(make_tokenizer(), Recipe.from_spec(spec))
     tokenise = Tokeniser(counting, inner.target)
     each = []
     for rank in range(WORKERS):
         prepare_pod_shard(spec, tokenise, rank=rank, workers=WORKERS, key=KEY, directory=tmp_path)
         each.append(len(seen) - sum(each))
-    assert sum(each) == len(rows)
+    assert sum(each) == len(rows) - 1, "all but the one without a text"
     assert max(each) < len(rows)
 
 
@@ -95,7 +96,7 @@ def test_evaluation_set_is_complete_and_ordered_on_each_rank(
     make_spec: Any, make_tokenizer: Any, tmp_path: Path
 ) -> None:
     uri = write_rows(tmp_path / "public.jsonl", [{"t": "c d e"}, {"t": None}, {"t": "a"}])
-    spec = make_spec({"text": "t"})
+    spec = make_spec({"text": "t"}, unusable="Skip")
     assert (
         prepare_pod_evaluation(spec, tokeniser(make_tokenizer(), Recipe.from_spec(spec)), rank=0, directory=tmp_path)
         is None
@@ -119,6 +120,21 @@ def test_evaluation_set_is_complete_and_ordered_on_each_rank(
     write_rows(tmp_path / "public.jsonl", [{"t": None}])
     with pytest.raises(DataError, match=r"spec\.evaluation: no record is usable"):
         prepare_pod_evaluation(spec, tokeniser(make_tokenizer(), Recipe.from_spec(spec)), rank=0, directory=tmp_path)
+
+
+def test_published_refusal_has_kinds_and_files_and_its_cause_the_numbers(
+    make_spec: Any, make_tokenizer: Any, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """How many records cannot be used is private: it goes to the private log of the worker, and not to the status."""
+    spec = make_spec({"text": "t"}, unit=USER, uri=write_rows(tmp_path / "data.jsonl", [*rows, {"t": "a"}]))
+    tokenise = tokeniser(make_tokenizer(), Recipe.from_spec(spec))
+    with pytest.raises(DataError) as caught:
+        prepare_pod_shard(spec, tokenise, rank=0, workers=1, key=KEY, directory=tmp_path / "work")
+    published, private = str(caught.value), str(caught.value.__cause__)
+    path = tmp_path / "data.jsonl"
+    assert f"some records of {path} have no id of a user; some records of {path} have no text: " in published
+    assert f"1 record has no id of a user (the first: {path}, line 62); 1 record has no text" in private
+    assert "62" not in published.replace(str(tmp_path), "") and f"{path}, line 61" in private
 
 
 def test_unreadable_file_is_reported_without_its_content(make_spec: Any, make_tokenizer: Any, tmp_path: Path) -> None:

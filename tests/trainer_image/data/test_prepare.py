@@ -16,11 +16,12 @@ import torch
 from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data import read as reading
 from tensorguard.data.errors import DataError, UnreadableDataError
-from tensorguard.data.packed import packed
-from tensorguard.data.read import from_memory, read
-from tensorguard.data.recipe import Recipe, columns_of
+from tensorguard.data.raw_table import Wanted
+from tensorguard.data.read import Reading, _raw_block, from_memory, read
+from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import Shard
 from tensorguard.data.shards import prepare, prepare_public
+from tensorguard.data.unusable import Unusable
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 KEY = b"a secret key of thirty-two bytes"
@@ -28,7 +29,7 @@ KEY = b"a secret key of thirty-two bytes"
 
 @pytest.fixture
 def spec(make_spec):
-    return make_spec({"text": "text", "label": "label"}, labels=3)
+    return make_spec({"text": "text", "label": "label"}, labels=3, unusable="Skip")
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_files_become_shards_without_a_trace_in_logs(source, spec, tokenizer, ke
     directory = tmp_path / "shards"
     made = [
         prepare(
-            read(uri, columns_of(spec), base_dir=tmp_path),
+            read(uri, Wanted.of(spec), base_dir=tmp_path),
             spec,
             tokeniser(tokenizer, Recipe.from_spec(spec)),
             workers=3,
@@ -85,12 +86,15 @@ def test_files_become_shards_without_a_trace_in_logs(source, spec, tokenizer, ke
     session = Path(ray._private.worker._global_node.get_session_dir_path())
     assert not list(session.glob("logs/ray-data*"))
 
+    reported: list[str] = []
     public = prepare_public(
-        read("source", columns_of(spec), base_dir=tmp_path),
+        read("source", Wanted.for_evaluation(spec), base_dir=tmp_path, report=reported.append),
         spec,
         tokeniser(tokenizer, Recipe.from_spec(spec)),
         directory=directory,
     )
+    [sentence] = reported
+    assert sentence.startswith("Reading ") and sentence.endswith(f" csv files at {source}")
     assert rows_in(tokenizer, public) == [(t, n) for t, n in rows_of(source) if n < 3]
 
 
@@ -105,7 +109,7 @@ def test_job_key_does_not_travel_through_ray(source, spec, tokenizer, key_file, 
     monkeypatch.setattr(ray.cloudpickle, "dumps", recording)
     tokenise = tokeniser(tokenizer, Recipe.from_spec(spec))
     prepare(
-        read(str(source), columns_of(spec)), spec, tokenise, workers=2, key_file=key_file, directory=tmp_path / "shards"
+        read(str(source), Wanted.of(spec)), spec, tokenise, workers=2, key_file=key_file, directory=tmp_path / "shards"
     )
     sent = b"".join(pickled)
     assert key_file.name.encode() in sent
@@ -120,7 +124,7 @@ def test_compressed_files_become_the_same_shards(source, spec, tokenizer, key_fi
         (archives / f"{path.name}{ending}").write_bytes(pa.compress(path.read_bytes(), codec, asbytes=True))
     made = [
         prepare(
-            read(str(uri), columns_of(spec)),
+            read(str(uri), Wanted.of(spec)),
             spec,
             tokenise,
             workers=2,
@@ -137,7 +141,7 @@ def test_compressed_files_become_the_same_shards(source, spec, tokenizer, key_fi
     archive.write_bytes(archive.read_bytes()[:-2])
     with pytest.raises(UnreadableDataError, match=r"1\.csv\.zst: the \.zst archive is truncated"):
         prepare(
-            read(str(archives), columns_of(spec)),
+            read(str(archives), Wanted.of(spec)),
             spec,
             tokenise,
             workers=2,
@@ -155,16 +159,16 @@ def test_process_that_dies_midway_neither_duplicates_nor_loses_a_record(spec, to
         if parts and not died.exists():
             died.write_text(str(len(parts)))
             os._exit(1)
-        return packed(batch)
+        return _raw_block(batch, Wanted.of(spec))
 
     context = ray.data.DataContext.get_current().copy()
     context.target_max_block_size = 1000  # several blocks, hence parts, from one task
     with ray.data.DataContext.current(context):
         texts = ["a " * i for i in range(1, 30)] * 10
         table = pa.table({"text": texts, "label": [1] * len(texts)})
-        dataset = ray.data.from_arrow(table).map_batches(die_once, batch_size=10, batch_format="pyarrow")
+        tables = ray.data.from_arrow(table).map_batches(die_once, batch_size=10, batch_format="pyarrow")
         made = prepare(
-            dataset,
+            Reading(tables, lambda file, at: ""),
             spec,
             tokeniser(tokenizer, Recipe.from_spec(spec)),
             workers=2,
@@ -187,10 +191,10 @@ def test_every_kind_of_data_in_memory_gives_the_same_shards(spec, tokenizer, key
         def __getitem__(self, i):
             return {**records[i], "label": torch.tensor(records[i]["label"])}
 
-    columns = columns_of(spec)
+    wanted = Wanted.of(spec)
     in_memory = (records, iter(records), Torch(), pandas.DataFrame(records), Dataset.from_list(records))
     for data in (*in_memory, ray.data.from_items(records)):
-        dataset = from_memory(data, columns)
+        dataset = from_memory(data, wanted)
         made = prepare(
             dataset,
             spec,
@@ -203,7 +207,7 @@ def test_every_kind_of_data_in_memory_gives_the_same_shards(spec, tokenizer, key
 
     for data, sentence in (
         ({"train": records}, "not dict"),
-        ([1, 2], "its items are neither"),
+        ([1, 2], "the item at index 0 is of type int"),
         (7, "not int"),
         ([], "is empty"),
         (Dataset.from_dict({"text": [], "label": []}), "is empty"),
@@ -212,7 +216,7 @@ def test_every_kind_of_data_in_memory_gives_the_same_shards(spec, tokenizer, key
         (ray.data.from_items([{"texts": 1, "label": 1}]), "did you mean 'texts'"),
     ):
         with pytest.raises(DataError, match=rf"^train_dataset.*{sentence}"):
-            from_memory(data, columns)
+            from_memory(data, wanted)
 
 
 def test_public_set_that_is_training_data_is_refused(make_spec, tokenizer, key_file, tmp_path):
@@ -224,8 +228,8 @@ def test_public_set_that_is_training_data_is_refused(make_spec, tokenizer, key_f
     others = [{"text": f"one two{' three' * i}", "label": 1} for i in range(1, 30)]
 
     def prepared(public):
-        path = prepare_public(from_memory(public, Recipe.from_spec(spec).columns), spec, tokenise, directory=tmp_path)
-        dataset = read(str(tmp_path / "private.jsonl"), columns_of(spec))
+        path = prepare_public(from_memory(public, Wanted.for_evaluation(spec)), spec, tokenise, directory=tmp_path)
+        dataset = read(str(tmp_path / "private.jsonl"), Wanted.of(spec))
         common = {"workers": 2, "key_file": key_file, "directory": tmp_path}
         return prepare(dataset, spec, tokenise, **common, public=path, public_name="eval_dataset")
 
@@ -240,7 +244,7 @@ def test_users_become_units(make_spec, tokenizer, key_file, tmp_path):
     spec = make_spec({"prompt": "p", "completion": "c"}, unit=unit)
     records = [{"p": "a", "c": "b " * (i + 1), "id": i % 5} for i in range(30)]
     made = prepare(
-        from_memory(records, columns_of(spec)),
+        from_memory(records, Wanted.of(spec)),
         spec,
         tokeniser(tokenizer, Recipe.from_spec(spec)),
         workers=2,
@@ -253,9 +257,9 @@ def test_users_become_units(make_spec, tokenizer, key_file, tmp_path):
 
 
 def test_refusals_name_the_field_and_reveal_no_record(source, spec, make_spec, tokenizer, key_file, tmp_path):
-    def sentence(columns=None, spec=spec, uri="source", **options):
+    def sentence(wanted=None, spec=spec, uri="source"):
         with pytest.raises(DataError) as error:
-            dataset = read(uri, columns or columns_of(spec), base_dir=tmp_path, **options)
+            dataset = read(uri, wanted or Wanted.of(spec), base_dir=tmp_path)
             prepare(
                 dataset,
                 spec,
@@ -264,38 +268,61 @@ def test_refusals_name_the_field_and_reveal_no_record(source, spec, make_spec, t
                 key_file=key_file,
                 directory=tmp_path / "shards",
             )
-        assert "\n" not in str(error.value)
+        assert "\n" not in str(error.value) and "secret" not in str(error.value)
         assert isinstance(pickle.loads(pickle.dumps(error.value)), DataError)
         assert not (tmp_path / "shards" / "parts-dataset").exists()
         return str(error.value)
 
     assert "no such file" in sentence(uri="elsewhere.csv")
-    assert "did you mean 'text'" in sentence({"text": "txt", "label": "label"})
-    assert sentence(uri="pvc://claim/x", where="spec.evaluation").startswith("spec.evaluation.uri: ")
+    assert "did you mean 'text'" in sentence(Wanted({"text": "txt", "label": "label"}))
+    evaluation = Wanted({"text": "text"}, where="spec.evaluation")
+    assert sentence(evaluation, uri="pvc://claim/x").startswith("spec.evaluation.uri: ")
     for path in source.iterdir():
-        path.write_text("text,label\na,17\nb,\n")
+        path.write_text("text,label\nsecret,secret\n,1\nb,\n")
     assert sentence().startswith("spec.dataset: no record is usable: ")
+    strict = make_spec({"text": "text", "label": "label"}, labels=3)
+    found, *_ = sentence(spec=strict).partition(": correct the data, or set spec.dataset.unusable to Skip")
+    assert found == "spec.dataset: " + "; ".join(
+        f"2 records have {kind.description} (the first: {source}/0.csv, line {line})"
+        for kind, line in ((Unusable.NO_TEXT, 3), (Unusable.NO_LABEL, 4), (Unusable.UNKNOWN_LABEL, 2))
+    )
     (source / "1.csv").write_text("other,label\nmy secret,1\n")
     assert "1.csv has no column 'text'" in sentence()
+    (source / "1.csv").write_text("text,label\na,1\nmy secret, and more,1\n")
+    assert "1.csv, line 3: the row has 3 values" in sentence()
+
+
+def test_record_that_cannot_be_used_in_memory_is_named_by_its_index(make_spec, tokenizer, key_file, tmp_path):
+    spec = make_spec({"text": "text", "label": "label"}, labels=3)
+    records = [{"text": "a", "label": 1}, {"text": "b", "label": 7}, {"text": "secret", "label": None}]
+    common = {"workers": 2, "key_file": key_file, "directory": tmp_path}
+    for data, places in ((records, ("index 1", "index 2")), (ray.data.from_items(records), ("a record",) * 2)):
+        with pytest.raises(DataError, match=r"^spec\.dataset: 1 record has no label .*; 1 record has a label") as error:
+            prepare(from_memory(data, Wanted.of(spec)), spec, tokeniser(tokenizer, Recipe.from_spec(spec)), **common)
+        assert all(f"(the first: {place}" in str(error.value) for place in places)
+    with pytest.raises(DataError, match=r"^spec\.evaluation: 1 record has no label .*; 1 record has a label"):
+        dataset = from_memory(records, Wanted.for_evaluation(spec))
+        prepare_public(dataset, spec, tokeniser(tokenizer, Recipe.from_spec(spec)), directory=tmp_path)
 
 
 def test_words_and_tags_of_every_form_give_the_same_tokens(make_spec, tokenizer, tmp_path):
-    from datasets import Dataset
+    from datasets import ClassLabel, Dataset, Features, Sequence, Value
 
-    columns = {"tokens": "words", "tags": "names"}
-    spec = make_spec(columns, labels=3, label_names=["O", "B-x", "I-x"])
+    names = ["O", "B-x", "I-x", "B-y"]
+    spec = make_spec({"tokens": "words", "tags": "names"}, labels=3, label_names=names[:3], unusable="Skip")
     records = [(["a", "b", "c"], [0, 1, 2]), (["d"], [1]), (["e"], [3])]
-    rows = [{"words": words, "names": names} for words, names in records]
+    rows = [{"words": words, "names": [names[tag] for tag in tags]} for words, tags in records]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    lines = [f"{json.dumps(words)}\t{names}" for words, names in records]
+    lines = [f"{row['words']}\t{row['names']}".replace("'", '"') for row in rows]
     (tmp_path / "rows.tsv").write_text("\n".join(["words\tnames", *lines, ""]))
-    named = [{**row, "names": [("O", "B-x", "I-x", "B-y")[name] for name in row["names"]]} for row in rows]
+    numbers = [{"words": words, "names": tags} for words, tags in records]
+    features = Features({"words": Sequence(Value("string")), "names": Sequence(ClassLabel(names=names))})
     sources = {
-        **{name: read(f"rows.{name}", columns_of(spec), base_dir=tmp_path) for name in ("jsonl", "parquet", "tsv")},
-        "list": from_memory(rows, columns_of(spec)),
-        "names": from_memory(named, columns_of(spec)),
-        "hugging face": from_memory(Dataset.from_list(rows), columns_of(spec)),
+        **{name: read(f"rows.{name}", Wanted.of(spec), base_dir=tmp_path) for name in ("jsonl", "parquet", "tsv")},
+        "list": from_memory(rows, Wanted.of(spec)),
+        "hugging face": from_memory(Dataset.from_list(rows), Wanted.of(spec)),
+        "classes of hugging face": from_memory(Dataset.from_list(numbers, features), Wanted.of(spec)),
     }
     for name, dataset in sources.items():
         path = prepare_public(dataset, spec, tokeniser(tokenizer, Recipe.from_spec(spec)), directory=tmp_path / name)
@@ -306,9 +333,10 @@ def test_words_and_tags_of_every_form_give_the_same_tokens(make_spec, tokenizer,
 
 def test_file_of_other_types_changes_no_record_of_another_file(make_spec, tokenizer, key_file, tmp_path, monkeypatch):
     """Where one task reads many files, Ray would join their tables, and give them all one type."""
-    spec = make_spec({"text": "text", "label": "label"}, labels=3, unit={"kind": "User", "column": "id"})
+    unit = {"kind": "User", "column": "id", "missing": "OwnUnit"}
+    spec = make_spec({"text": "text", "label": "label"}, labels=3, unit=unit, unusable="Skip")
     tokenise = tokeniser(tokenizer, Recipe.from_spec(spec))
-    ids = ([7, 8], pa.array([7.5, 9.0]), ["7", "x"], pa.array(["7", "y"]).dictionary_encode(), pa.nulls(2))
+    ids = ([7, 8], pa.array([7.0, 9.0]), ["7", "x"], pa.array(["7", "y"]).dictionary_encode(), pa.nulls(2))
     labels = ([0, 1], [0.0, 0.5], ["0", "1"], [0, 2], pa.array([1, 2], pa.int8()))
     folder = tmp_path / "files"
     folder.mkdir()
@@ -318,7 +346,7 @@ def test_file_of_other_types_changes_no_record_of_another_file(make_spec, tokeni
 
     def prepared(tasks):
         monkeypatch.setattr(reading, "MAX_TASKS", tasks)
-        dataset = read(str(folder), columns_of(spec))
+        dataset = read(str(folder), Wanted.of(spec))
         return prepare(dataset, spec, tokenise, workers=2, key_file=key_file, directory=tmp_path / f"{tasks}")
 
     apart, together = prepared(512), prepared(1)
@@ -330,11 +358,12 @@ def test_file_of_other_types_changes_no_record_of_another_file(make_spec, tokeni
 @pytest.fixture
 def rows_of_users(make_spec, tokenizer, key_file, tmp_path_factory):
     """The rows that one worker gets of a Ray data set with the columns text, label and id, sorted. `id` is the user."""
-    spec = make_spec({"text": "text", "label": "label"}, labels=3, unit={"kind": "User", "column": "id"})
+    unit = {"kind": "User", "column": "id", "missing": "OwnUnit"}
+    spec = make_spec({"text": "text", "label": "label"}, labels=3, unit=unit, unusable="Skip")
 
     def rows(dataset):
         made = prepare(
-            from_memory(dataset, columns_of(spec)),
+            from_memory(dataset, Wanted.of(spec)),
             spec,
             tokeniser(tokenizer, Recipe.from_spec(spec)),
             workers=1,
@@ -367,7 +396,7 @@ def test_record_with_a_user_does_not_decide_on_records_without_one(rows_of_users
     assert rows_of_users(first.union(ray.data.from_items([*others, record]))) == sorted([*without, ("e", 2)])
 
 
-@pytest.mark.parametrize("first", [{"text": "x"}, {"text": True, "label": 1, "id": 1}, {"label": 1.5, "id": 1}])
+@pytest.mark.parametrize("first", [{"text": "x"}, {"label": 1.5, "id": 1}])
 def test_first_block_does_not_decide_whether_a_data_set_is_refused(rows_of_users, first):
     """The schema of a lazy data set is that of its first block."""
     rest = [{"text": text, "label": 1, "id": text} for text in "abc"]
@@ -375,11 +404,17 @@ def test_first_block_does_not_decide_whether_a_data_set_is_refused(rows_of_users
     assert rows_of_users(dataset) == [("a", 1), ("b", 1), ("c", 1)]
 
 
-def test_record_of_another_type_does_not_stop_a_job(rows_of_users):
-    """Ray cannot unite the types of these blocks."""
-    blocks = [
-        pa.table({"text": ["a", "b"], "label": [0, 1], "id": ["x", "y"]}),
-        pa.table({"text": ["c"], "label": [2], "id": [{"number": 7}]}),
-        pa.table({"text": [["d"]], "label": ["none"], "id": [7.5]}),
-    ]
-    assert rows_of_users(ray.data.from_arrow(blocks)) == [("a", 0), ("b", 1), ("c", 2)]
+@pytest.mark.parametrize(
+    ("block", "sentence"),
+    [
+        ({"text": ["c"], "label": [2], "id": [{"number": 7}]}, r"column 'id' \(user\) is of type struct"),
+        ({"text": ["c"], "label": [2], "id": [7.5]}, "'id' holds a number with a fraction"),
+        ({"text": [["d"]], "label": [1], "id": ["x"]}, r"column 'text' \(text\) is of type list"),
+        ({"text": [True], "label": [1], "id": [1]}, r"column 'text' \(text\) is of type bool"),
+    ],
+)
+def test_types_of_each_block_are_checked(rows_of_users, block, sentence):
+    """Ray cannot unite the types of these blocks, so its schema shows the first one alone."""
+    first = {"text": ["a", "b"], "label": [0, 1], "id": ["x", "y"]}
+    with pytest.raises(DataError, match=rf"^train_dataset: {sentence}"):
+        rows_of_users(ray.data.from_arrow([pa.table(first), pa.table(block)]))

@@ -17,6 +17,7 @@ from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.formats import format_named
 from tensorguard.data.formats.base import DataFile
 from tensorguard.data.listing import inspect
+from tensorguard.data.raw_table import Wanted
 from tensorguard.storage import filesystem_options
 
 
@@ -51,10 +52,10 @@ def test_remote_file_is_read_line_by_line(form, parts):
     file = DataFile(filesystem, f"d.{form}", "w")
     assert set(known.columns(file, wanted).names) == set(wanted)
     parts = parts if known.splittable else 1
-    found = [
-        row for part in range(parts) for table in known.rows(file, wanted, part, parts) for row in table.to_pylist()
-    ]
-    assert found == rows
+    found = [each for part in range(parts) for each in known.rows(file, wanted, part, parts)]
+    assert [dict(zip(wanted, row)) for each in found for row in zip(*each.columns.values())] == rows
+    places = [known.place(file, at) for each in found for at in each.at]
+    assert places == [f"line {number}" for number in range(1 + bool(header), 21 + bool(header))]
 
 
 def test_any_file_system_of_fsspec_is_read():
@@ -62,7 +63,7 @@ def test_any_file_system_of_fsspec_is_read():
     memory.pipe("/bucket/a/1.jsonl", b'{"text": "a"}\n')
     memory.pipe("/bucket/a/2.jsonl", b'{"text": "b"}')
     for uri in ("memory://bucket/a/", "memory://bucket/a/*.jsonl"):
-        source, fragments = inspect(uri, {"text": "text"}, None, "memory", {}, "spec.dataset")
+        source, fragments = inspect(uri, Wanted({"text": "text"}), None, "memory", {})
         tables = [table for fragment in fragments for table in source.tables(**fragment)]
         assert [row["text"] for table in tables for row in table.to_pylist()] == ["a", "b"]
 
@@ -96,9 +97,22 @@ def test_every_format_is_read_from_a_real_object_store(s3_bucket, name):
             codec = {"gz": "gzip", "zst": "zstd"}.get(name.rpartition(".")[2])
             file.write(pa.compress(content, codec, asbytes=True) if codec else content)
     for place in (uri, f"{uri}/{name}", f"{uri}/d.*"):
-        source, fragments = inspect(place, TEXT_LABEL, None, protocol, options, "spec.dataset")
-        found = [row for fragment in fragments for table in source.tables(**fragment) for row in table.to_pylist()]
-        assert found == table.to_pylist()
+        source, fragments = inspect(place, Wanted(TEXT_LABEL), None, protocol, options)
+        [found] = [each for fragment in fragments for each in source.tables(**fragment)]
+        assert found.select(["text", "label"]).to_pylist() == table.to_pylist()
+        assert source.place(found["file"][1].as_py(), found["at"][1].as_py()).startswith(f"{uri[5:]}/{name}, ")
+
+
+def test_object_that_marks_a_folder_is_no_file(s3_bucket):
+    """Consoles and other tools write one to show an empty folder."""
+    folder = f"{BUCKET}/{uuid.uuid4().hex}"
+    protocol, options = filesystem_options("s3://", Storage(endpoint=s3_bucket.endpoint, region="us-east-1"))
+    filesystem = fsspec.filesystem(protocol, **options)
+    for name in ("", "sub/"):
+        filesystem.call_s3("put_object", Bucket=BUCKET, Key=f"{folder}/{name}".partition("/")[2], Body=b"")
+    filesystem.pipe(f"{folder}/sub/d.csv", b"text\na\n")
+    source, _ = inspect(f"s3://{folder}", Wanted({"text": "text"}), None, protocol, options)
+    assert source.summary == f"Reading 1 csv file at s3://{folder}"
 
 
 def test_missing_bucket_or_credentials_are_reported(s3_bucket, monkeypatch):
@@ -109,5 +123,5 @@ def test_missing_bucket_or_credentials_are_reported(s3_bucket, monkeypatch):
             S3FileSystem.clear_instance_cache()
         protocol, options = filesystem_options(uri, storage)
         with pytest.raises((UnreadableDataError, DataError), match=r"spec\.dataset\.uri") as refused:
-            inspect(uri, TEXT_LABEL, None, protocol, options, "spec.dataset")
+            inspect(uri, Wanted(TEXT_LABEL), None, protocol, options)
         assert "\n" not in str(refused.value)

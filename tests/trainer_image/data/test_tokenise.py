@@ -1,5 +1,6 @@
 """Records to tokens: what is learned, what is dropped, and that nothing depends on other records."""
 
+import json
 import pickle
 
 import pytest
@@ -10,7 +11,8 @@ from transformers import ByT5Tokenizer
 from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe, columns_of
-from tensorguard.data.tokenise import is_fast, label_or_none, token_ids, token_spans
+from tensorguard.data.tokenise import is_fast, token_ids, token_spans
+from tensorguard.data.unusable import Unusable
 
 PAIR = {"prompt": "p", "completion": "c"}
 
@@ -80,8 +82,12 @@ def test_tokenizer_receives_a_bounded_part_of_a_long_text(make_tokenizer, chatml
         (PAIR, "Completion", {"prompt": "b", "completion": long}),
         ({"text": "t"}, "All", {"text": long}),
         ({"messages": "m"}, "Assistant", {"messages": turns}),
-        ({"text": "t", "label": "l"}, None, {"text": long, "label": 1}),
-        ({"tokens": "t", "tags": "l"}, None, {"tokens": ["a"] * 100_000, "tags": [1] * 100_000}),
+        ({"text": "t", "label": "l"}, None, {"text": long, "label": "1"}),
+        (
+            {"tokens": "t", "tags": "l"},
+            None,
+            {"tokens": json.dumps(["a"] * 100_000), "tags": json.dumps(["1"] * 100_000)},
+        ),
     ):
         encode = tokeniser(tokenizer, Recipe(columns, 16, truncate, loss, labels=2))
         [example] = encode({role: [value] for role, value in record.items()})
@@ -110,34 +116,86 @@ def test_texts_are_tokenised_in_groups_of_bounded_size(make_tokenizer, monkeypat
     assert list(token_ids(counted, [])) == []
 
 
-def test_record_without_text_is_dropped(make_tokenizer):
-    tokenizer = make_tokenizer(template=None)
-    for columns, loss, kept, dropped in (
-        ({"text": "t"}, "All", {"text": "a"}, {"text": " \n"}),
-        ({"text": "t", "label": "l"}, None, {"text": "a", "label": 1}, {"text": "", "label": 1}),
-        (PAIR, "Completion", {"prompt": "", "completion": "a"}, {"prompt": "a", "completion": " "}),
-    ):
-        encode = tokeniser(tokenizer, Recipe(columns, 16, True, loss, labels=2))
-        found = encode({role: [kept[role], dropped[role]] for role in kept})
-        assert found[0] is not None and found[1] is None
+@pytest.mark.parametrize(
+    ("columns", "usable", "unusable"),
+    [
+        ({"text": "t"}, [("a",), (" a\n",)], [("",), (" \n",), (None,)]),
+        (PAIR, [("", "a"), (" ", "a"), ("b", "a")], [("a", ""), ("a", " "), ("a", None), (None, "a"), (None, None)]),
+    ],
+)
+def test_record_without_text_is_unusable_alone(make_tokenizer, columns, usable, unusable):
+    loss = "Completion" if "prompt" in columns else "All"
+    encode = tokeniser(make_tokenizer(), Recipe(columns, 16, loss_on=loss))
+    found = encode(dict(zip(columns, zip(*usable, *unusable))))
+    assert [type(example).__name__ for example in found[: len(usable)]] == ["Example"] * len(usable)
+    assert found[len(usable) :] == [Unusable.NO_TEXT] * len(unusable)
 
 
-def test_over_length_record_is_truncated_or_dropped(make_tokenizer):
+def test_record_whose_only_token_is_the_first_has_nothing_to_learn(make_tokenizer):
+    encode = tokeniser(make_tokenizer(), Recipe({"text": "t"}, 16, loss_on="All"))
+    assert encode({"text": ["</s>", "a"]})[0] is Unusable.NOTHING_TO_LEARN
+    encode = tokeniser(make_tokenizer(), Recipe({"text": "t"}, 1, loss_on="All"))
+    assert encode({"text": ["a b"]}) == [Unusable.NOTHING_TO_LEARN]
+
+
+def test_text_that_is_too_long_keeps_its_beginning(make_tokenizer):
     tokenizer = make_tokenizer()
-    records = {"prompt": ["a", "a a a a"], "completion": ["b", "b b"]}
-    cut = tokeniser(tokenizer, Recipe(PAIR, 5, loss_on="Completion"))(records)
-    assert [words(tokenizer, example.inputs) for example in cut] == ["a b </s>", "a a a a b"]
-    assert cut[1].target == [0, 0, 0, 0, 1]
-    dropped = tokeniser(tokenizer, Recipe(PAIR, 5, truncate=False, loss_on="Completion"))(records)
-    assert dropped == [cut[0], None]
-    assert tokeniser(tokenizer, Recipe(PAIR, 2, loss_on="Completion"))(records)[1].target == [0, 0]
+    [example] = tokeniser(tokenizer, Recipe({"text": "t"}, 3, loss_on="All"))({"text": ["a b c d"]})
+    assert words(tokenizer, example.inputs) == "a b c"
 
 
-def test_malformed_value_drops_only_its_record(make_tokenizer):
-    encode = tokeniser(make_tokenizer(), Recipe(PAIR, 32, loss_on="Completion"))
-    odd = [None, 7, ["x"], {"x": 1}, 1.5]
-    found = encode({"prompt": ["a", *odd, "a", b"a"], "completion": ["b", *["c"] * 5, None, b"\xff"]})
-    assert [example is not None for example in found] == [True, *[False] * 6, True]
+@pytest.mark.parametrize(
+    ("prompt", "completion", "expected"),
+    [
+        ("a b", "c d", "<s> a b | c d </s>"),
+        ("a b c d a b", "c d", "<s> c d a b | c d </s>"),
+        ("a b c d", "a b c d", "<s> c d | a b c d </s>"),  # the completion stays
+        ("a b c d", "a b c d a b", "<s> d | a b c d a b"),  # but a quarter is left to the prompt
+        ("a b c d", "a b c d a b c d", "<s> d | a b c d a b"),
+        ("", "a b c d a b c d", "<s> | a b c d a b c"),
+    ],
+)
+def test_prompt_loses_its_beginning_for_its_completion(make_tokenizer, prompt, completion, expected):
+    tokenizer = make_tokenizer(bos=True)
+    records = {"prompt": [prompt], "completion": [completion]}
+    [example] = tokeniser(tokenizer, Recipe(PAIR, 8, loss_on="Completion"))(records)
+    assert words(tokenizer, example.inputs) == expected.replace("| ", "")
+    assert learned(tokenizer, example) == expected.partition("| ")[2]
+    [whole] = tokeniser(tokenizer, Recipe(PAIR, 8, loss_on="All"))(records)
+    assert whole.inputs == example.inputs and sum(whole.target) == len(whole.inputs) - 1
+
+
+def test_over_length_record_is_left_out_where_the_job_says_so(make_tokenizer):
+    records = {"prompt": ["a", "a a a a", "a"], "completion": ["b", "b b", "b b b b b"]}
+    encode = tokeniser(make_tokenizer(), Recipe(PAIR, 5, truncate=False, loss_on="Completion"))
+    assert [example and example.target for example in encode(records)] == [[0, 1, 1], None, None]
+
+
+@given(
+    prompt=st.lists(st.sampled_from("ab"), max_size=20),
+    completion=st.lists(st.sampled_from("cd"), min_size=1, max_size=20),
+    length=st.integers(3, 24),
+    bos=st.booleans(),
+)
+@settings(max_examples=50)
+def test_some_of_each_completion_is_learned(make_tokenizer, prompt, completion, length, bos):
+    tokenizer = make_tokenizer(bos=bos)
+    encode = tokeniser(tokenizer, Recipe(PAIR, length, loss_on="Completion"))
+    [example] = encode({"prompt": [" ".join(prompt)], "completion": [" ".join(completion)]})
+    found = words(tokenizer, example.inputs).split()[bos:]
+    given = [word for word in found if word in "ab"]
+    whole = [*prompt, *completion, "</s>"]
+    start = len(prompt) - len(given)
+    assert found == whole[start : start + len(found)], "the end of the prompt, and the beginning of the completion"
+    assert len(example.inputs) == min(length, bos + len(whole))
+    assert example.target == [int(at >= max(1, bos + len(given))) for at in range(len(example.inputs))]
+
+
+def test_end_of_a_long_prompt_reaches_the_tokenizer(make_tokenizer):
+    tokenizer = make_tokenizer()
+    encode = tokeniser(tokenizer, Recipe(PAIR, 8, loss_on="Completion"))
+    [example] = encode({"prompt": ["a " * 10_000 + "b c"], "completion": ["d"]})
+    assert words(tokenizer, example.inputs) == "a a a a b c d </s>"
 
 
 def test_tokenizer_without_an_end_token_is_refused(make_tokenizer):
@@ -156,36 +214,22 @@ def test_tokens_of_a_record_depend_on_no_other_record(make_tokenizer, texts, at)
     assert encode({"text": texts})[at] == encode({"text": [texts[at]]})[0]
 
 
-@pytest.mark.parametrize(
-    ("value", "label"),
-    [
-        (0, 0), (2, 2), ("1", 1), (" 1 ", 1), (1.0, 1), (True, 1), ("red", 0), (b"blue", 2), ("2", 1),
-        (3, None), (-1, None), ("-1", None), ("1.0", 1), (" 1. ", 1), ("1.5", None), ("1.0.", None),
-        ("grey", None), (None, None), (1.5, None), ("", None),
-        (float("nan"), None), (float("inf"), None), ("9" * 400, None), ([1], None), ("²", None), (10**400, None),
-    ],
-)  # fmt: skip
-def test_label_is_a_number_or_a_name(value, label):
-    names = ("red", "2", "blue")  # a name that looks like a number is a name
-    assert label_or_none(value, Recipe({"text": "t", "label": "l"}, 8, labels=3, label_names=names)) == label
-
-
 @pytest.mark.model
 def test_classification_with_the_real_tokenizer(minilm):
     recipe = Recipe({"text": "t", "label": "l"}, 8, labels=2)
-    records = {"text": ["hello world", "x " * 600, None, "fine"], "label": ["1", 0, 1, 7]}
-    short, long, *dropped = tokeniser(minilm, recipe)(records)
+    records = {"text": ["hello world", "x " * 600, "fine"], "label": ["1", "0", "7"]}
+    short, long, unknown = tokeniser(minilm, recipe)(records)
     assert (minilm.decode(short.inputs), short.target) == ("[CLS] hello world [SEP]", 1)
     assert (len(long.inputs), long.inputs[-1]) == (8, minilm.sep_token_id)
-    assert dropped == [None, None]
+    assert unknown is Unusable.UNKNOWN_LABEL
     encode = tokeniser(minilm, Recipe(recipe.columns, 8, truncate=False, labels=2))
-    assert pickle.loads(pickle.dumps(encode))(records) == [short, None, None, None]
+    assert pickle.loads(pickle.dumps(encode))(records) == [short, None, unknown]
 
 
 @pytest.mark.model
 def test_long_record_is_not_mentioned_in_logs(minilm, capfd, caplog):
     tokeniser(minilm, Recipe({"text": "t", "label": "l"}, 600, truncate=False, labels=2))(
-        {"text": ["x " * 700], "label": [0]}
+        {"text": ["x " * 700], "label": ["0"]}
     )
     assert "".join(capfd.readouterr()) + caplog.text == ""
 

@@ -49,7 +49,8 @@ def test_private_training_learns_the_classes_and_plain_peft_has_the_result(tmp_p
     """Chance is a third. ε is 20, and the images are noise but for a brighter channel."""
     faster = ("spec.training.steps=60", "spec.training.learningRate=2e-2")  # the noise of 20 steps can be too much
     names = "spec.model.labelNames=[red, green, blue]"
-    job = Job.make(tmp_path / "run", "spec.cluster.workers=1", *faster, PUBLIC, names, kind=IMAGES)
+    rows = [{**row, "label": ("red", "green", "blue")[row["label"]]} for row in images(240)]
+    job = Job.make(tmp_path / "run", "spec.cluster.workers=1", *faster, PUBLIC, names, kind=IMAGES, rows=rows)
     job.train_alone()
     *_, evaluation = job.status().evaluations
     assert float(evaluation.metrics()["accuracy"]) > 0.8

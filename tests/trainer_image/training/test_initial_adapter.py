@@ -18,11 +18,13 @@ from tensafe_api.accounting import epsilon_of_events, format_epsilon, job_delta
 from tensafe_api.manifest import dump_manifest, load_manifest
 from tensafe_api.privacy_events import PrivacyEvent
 from tensafe_api.resolve import resolve_job
-from tensafe_api.statement import canonical_json, digest, recompute_epsilon
+from tensafe_api.statement import UNIT_DEFINITIONS, canonical_json, digest, recompute_epsilon
 from tensorguard.checkpoint.encryption import read_decrypted, read_identities
 from tensorguard.cli.main import main
 from tensorguard.ledger.file import FileLedger
 from tensorguard.signing.keys import new_identity, write_new
+from tensorguard.training import initial_adapter
+from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.worker import Worker
 
@@ -394,3 +396,25 @@ def test_identity_for_the_earlier_adapter_alone_suffices(encrypted_earlier: tupl
     job.identity = identity
     job.train_alone()
     assert job.ended().reason == "Completed", job.ended().message
+
+
+@pytest.mark.parametrize(
+    ("earlier", "missing", "refused"), [(1, "Refuse", True), (1, "OwnUnit", False), (0, "Refuse", False)]
+)
+def test_own_units_of_the_earlier_job_are_stated_or_refused(
+    tmp_path: Path, earlier: int, missing: str, refused: bool
+) -> None:
+    """The statement of this job counts the earlier steps, in which such a record was a unit by itself."""
+    unit = {"kind": "User", "column": "patient", "atLeast": 200, "missing": missing}
+    steps = {"sampleRate": "0.01", "noiseMultiplier": "2", "steps": 2}
+    start = f"spec.lora.initFrom={json.dumps({'uri': 's3://a/b', 'earlierSteps': [steps]})}"
+    rows = [{**row, "patient": number} for number, row in enumerate(records(240))]
+    job = Job.make(tmp_path / "job", *ALONE, f"spec.dataset.unit={json.dumps(unit)}", start, rows=rows)
+    claim = initial_adapter._Claim.model_construct(
+        unit_column="patient", unit_definition=UNIT_DEFINITIONS["User"][earlier]
+    )
+    if not refused:
+        initial_adapter._compare_users(job.job.spec, claim)
+        return
+    with pytest.raises(AttemptFailed, match=r"set spec\.dataset\.unit\.missing to OwnUnit"):
+        initial_adapter._compare_users(job.job.spec, claim)

@@ -27,7 +27,7 @@ OF_ITS_SPEC = (
 AGGREGATION = AggregationStatement(protocol="sum", assumed=(), not_covered=())
 
 
-def inputs(evaluation: Any = None) -> StatementInputs:
+def inputs(evaluation: Any = None, missing: str | None = None, unusable: str | None = None) -> StatementInputs:
     """Made of values that name where they come from."""
     state: Any = SimpleNamespace(
         spec=SimpleNamespace(**{name: f"spec.{name}" for name in OF_ITS_SPEC}),
@@ -35,7 +35,9 @@ def inputs(evaluation: Any = None) -> StatementInputs:
         length="state.length",
         **{name: f"state.{name}" for name in OF_THE_LEDGER},
     )
-    dataset = SimpleNamespace(unit=SimpleNamespace(column="unit.column"))
+    dataset = SimpleNamespace(
+        unit=SimpleNamespace(kind="User", column="unit.column", missing=missing), unusable=unusable
+    )
     spec = SimpleNamespace(
         dataset=dataset, evaluation=evaluation, observability=SimpleNamespace(private_metrics="Internal")
     )
@@ -67,6 +69,8 @@ def test_every_fact_has_its_source() -> None:
         "audit_log": ("audit head", 9),
         "model": "identity",
         "unit_column": "unit.column",
+        "own_units": False,
+        "refuses_records": True,
         "started_from": "earlier adapter",
         "evaluation": None,
         "private_metrics": "Internal",
@@ -82,3 +86,18 @@ def test_every_fact_has_its_source() -> None:
 def test_evaluation_set_is_named_with_its_visibility(visibility: str) -> None:
     evaluation = SimpleNamespace(visibility=visibility, uri="s3://b/held-out")
     assert inputs(evaluation).evaluation == f"{visibility}: s3://b/held-out"
+
+
+def test_statement_records_that_records_without_an_id_are_units() -> None:
+    assert [inputs(missing=missing).own_units for missing in (None, "Refuse", "OwnUnit")] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("unusable", "missing", "refuses"),
+    [(None, None, True), ("Refuse", "OwnUnit", True), ("Skip", None, True), ("Skip", "OwnUnit", False)],
+)
+def test_statement_records_whether_a_record_can_end_the_job(
+    unusable: str | None, missing: str | None, refuses: bool
+) -> None:
+    """One that cannot be used does so unless it is skipped, one without an id unless it is a unit by itself."""
+    assert inputs(unusable=unusable, missing=missing).refuses_records == refuses

@@ -1,8 +1,9 @@
 """From the content of an image file to pixels of the size that a model reads.
 
 In comes the value of an image column: the bytes of a file, an object with a field `bytes` (as Hugging Face's `datasets`
-writes images), or base64 text. Out come `Pixels`, uint8 [3, height, width] in RGB, or None for a value that cannot be
-used. A path in a record is never followed: the author of a record could read the files of a worker.
+writes images), base64 text, or an image in memory. Out come `Pixels`, uint8 [3, height, width] in RGB, or None for a
+value that cannot be used. A path in a record is never followed: the author of a record could read the files of a
+worker.
 
 Image files come from many hands, so decoding has limits that the file's header decides before any pixel is decoded:
 four formats with small decoders, and a number of pixels. Parts of a file that can cost far more than their bytes have
@@ -15,7 +16,6 @@ The result is a function of the value and of the model's `ImageRecipe` alone. No
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import warnings
 from collections.abc import Mapping
@@ -105,25 +105,6 @@ def image_file(value: Any) -> bytes | None:
         return None
 
 
-def image_identity(value: Any) -> Any:
-    """What distinguishes the value of an image column from others: the same in all its forms, and short."""
-    content = image_file(value)
-    return value if content is None else f"sha256:{hashlib.sha256(content).hexdigest()}"
-
-
-def image_text(value: Any) -> str | None:
-    """An image in memory as base64 text: bytes or an object with bytes, a PIL image, or an array.
-
-    An array is uint8 [height, width] or [height, width, 1, 3 or 4]. None for any other value.
-    """
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, bytes | bytearray | Mapping):
-        value = _png(value)
-    content = image_file(value)
-    return None if content is None else base64.b64encode(content).decode()
-
-
 def decode(content: bytes, recipe: ImageRecipe) -> bytes | None:
     """The pixels of an image file (`recipe.pixels`); None if it is not an image, too large, or damaged."""
     if any(content.startswith(head) and content.count(part) > limit for head, part, limit in _PARTS):
@@ -187,8 +168,11 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _png(value: Any) -> bytes | None:
-    """A PIL image or an array as a PNG file, which loses nothing; None for any other value."""
+def png_of(value: Any) -> bytes | None:
+    """A PIL image, or an array uint8 [height, width] or [height, width, 1, 3 or 4], as a PNG file, which loses nothing.
+
+    None for any other value.
+    """
     try:
         if not isinstance(value, Image.Image):
             array = np.asarray(value)

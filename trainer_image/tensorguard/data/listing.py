@@ -1,5 +1,7 @@
 """What there is at an address: files, their format and columns, and the fragments that reading is split into.
 
+`addresses` finds the files. This module finds their format, and checks the columns of the first one.
+
 `read` runs `inspect` in a Ray task, because the driver's machine may not be allowed to read the data. A `Source` and a
 list of fragments return to the driver: paths and file sizes alone. A pod reads by itself, and calls `tables_at`
 (`pod_shard`).
@@ -7,24 +9,20 @@ list of fragments return to the driver: paths and file sizes alone. A pod reads 
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import PurePosixPath
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import fsspec
 import pyarrow as pa
-from fsspec.implementations.local import LocalFileSystem
 
 from tensafe_api.resources.data import FILE_FORMATS
 from tensafe_api.resources.training import Storage
-from tensafe_api.tasks import OPTIONAL_COLUMNS
-from tensorguard.data.columns import check_types
+from tensorguard.data.addresses import NO_ENDING, identities, list_files, named_files
 from tensorguard.data.compression import compression_of, unsupported_archive
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.files import Source
 from tensorguard.data.formats import format_named, format_of
+from tensorguard.data.raw_table import Wanted
 from tensorguard.storage import explain_storage_error, filesystem_options
 
 FRAGMENT_BYTES = 64 << 20
@@ -38,24 +36,24 @@ def files_at(uri: str, storage: Storage | None, format: str | None) -> dict[str,
     """
     protocol, options = filesystem_options(uri, storage)
     filesystem = fsspec.filesystem(protocol, **options)
-    found = _named_files(filesystem, uri, format)
-    return {f"{protocol}:{same}": path for path in found for same in _identities(filesystem, path)}
+    found = named_files(filesystem, uri, format).files
+    return {f"{protocol}:{same}": path for path in found for same in identities(filesystem, path)}
 
 
 def inspect(
     uri: str,
-    columns: Mapping[str, str],
+    wanted: Wanted,
     format: str | None,  # noqa: A002
     protocol: str,
     options: Mapping[str, Any],
-    where: str,
 ) -> tuple[Source, list[dict[str, Any]]]:
     """List the files at `uri`, and check the columns of the first: (the source, its fragments). See `read`."""
+    where = wanted.where
     try:
         filesystem = fsspec.filesystem(protocol, **options)
-        files = _files(filesystem, uri, format)
+        listing = list_files(filesystem, uri, format)
     except DataError as error:
-        raise DataError(f"{where}.uri: {error}") from None
+        raise type(error)(f"{where}.uri: {error}") from None
     except ImportError as error:
         raise UnreadableDataError(
             f"{where}.uri: cannot read {uri}: a package is not installed ({error}); install it"
@@ -64,8 +62,11 @@ def inspect(
         raise UnreadableDataError(
             f"{where}.uri: cannot read {uri}: {explain_storage_error(error) or type(error).__name__}"
         ) from None
+    files = listing.files
     if not files:
-        raise DataError(f"{where}.uri: there is no data at {uri} (no file, or only empty files): check the address")
+        found = f"left out: {listing.left_out_text()}" if listing.left_out else "no file"
+        fix = "set `format`, or rename the files" if NO_ENDING in listing.left_out.values() else "check the address"
+        raise DataError(f"{where}.uri: there is no data at {uri} ({found}): {fix}")
     kinds = {format} if format else {known.name for path in files if (known := format_of(path))}
     if len(kinds) > 1:
         raise DataError(
@@ -78,111 +79,45 @@ def inspect(
             f"{', '.join(FILE_FORMATS)}"
         )
 
-    source = Source(
-        protocol, options, format_named(kinds.pop()), tuple(dict.fromkeys(columns.values())), where, columns.get("user")
-    )
+    name = kinds.pop()
+    source = Source(protocol, options, format_named(name), wanted, listing.base, listing.sentence(uri, name))
     _check_compression(source, files)
     first = next(iter(files))
     try:
-        found = source.format.columns(source.file(first), source.columns)
-        needed = [name for role, name in columns.items() if found.fixed or role not in OPTIONAL_COLUMNS]
-        found.check(dict.fromkeys(needed), first, f"{where}.columns")
-        if found.types is not None:
-            check_types(columns, found.types, f"{where}.columns")
+        source.check_columns(first)
     except Exception as error:
         raise source.fault(first, error) from None
     return source, [fragment for path, size in files.items() for fragment in _fragments(source, path, size)]
 
 
-def tables_at(
+def files_of(
     uri: str,
-    columns: Mapping[str, str],
+    wanted: Wanted,
     *,
     format: str | None,  # noqa: A002
     storage: Storage | None,
-    where: str = "spec.dataset",
-) -> Iterator[pa.Table]:
-    """The named columns of the files at `uri`, table by table, read in this process. As `read`, without Ray."""
+    report: Callable[[str], None] | None = None,
+) -> tuple[Source, list[dict[str, Any]]]:
+    """As `inspect`, for a URI. `report` is called with a sentence: how many files are read, and which are left out."""
     protocol, options = filesystem_options(uri, storage)
-    source, fragments = inspect(uri, columns, format, protocol, options, where)
+    source, fragments = inspect(uri, wanted, format, protocol, options)
+    if report is not None:
+        report(source.summary)
+    return source, fragments
+
+
+def tables_at(
+    uri: str,
+    wanted: Wanted,
+    *,
+    format: str | None,  # noqa: A002
+    storage: Storage | None,
+    report: Callable[[str], None] | None = None,
+) -> Iterator[pa.Table]:
+    """The raw tables of the files at `uri`, read in this process. As `read`, without Ray."""
+    source, fragments = files_of(uri, wanted, format=format, storage=storage, report=report)
     for fragment in fragments:
         yield from source.tables(**fragment)
-
-
-def _files(filesystem: Any, uri: str, format: str | None) -> dict[str, int]:  # noqa: A002
-    """The files at a URI that are not empty, by path in a fixed order, with their sizes in bytes.
-
-    A file with several names is in it once, by its first name that is not that of a compressed file. Otherwise each of
-    its records would count twice.
-    """
-    found = _named_files(filesystem, uri, format)
-    same: dict[str, str] = {}
-
-    def representative(identity: str) -> str:
-        while (known := same.setdefault(identity, identity)) != identity:
-            identity = known
-        return identity
-
-    for path in found:
-        first, *others = _identities(filesystem, path)
-        for other in others:
-            same[representative(other)] = representative(first)
-    kept: dict[str, str] = {}
-    for path in sorted(found, key=lambda path: (compression_of(path) is not None, path)):
-        kept.setdefault(representative(_identities(filesystem, path)[0]), path)
-    return {path: found[path] for path in sorted(kept.values())}
-
-
-def _identities(filesystem: Any, path: str) -> list[str]:
-    """What identifies a file: its name without the ending of a compression, since `a.jsonl` beside `a.jsonl.gz` is the
-    same file; on a disk, where links give a file more names, also its device and inode.
-    """
-    name = path.removesuffix(PurePosixPath(path).suffix) if compression_of(path) else path
-    if not isinstance(filesystem, LocalFileSystem):
-        return [name]
-    stat = os.stat(path)  # noqa: PTH116
-    return [name, f"{stat.st_dev}/{stat.st_ino}"]
-
-
-def _named_files(filesystem: Any, uri: str, format: str | None) -> dict[str, int]:  # noqa: A002
-    """The names at a URI of files that are not empty, in a fixed order, with their sizes in bytes."""
-    path = filesystem._strip_protocol(uri)
-    if any(character in path for character in "*?[") and not filesystem.exists(path):
-        folder, _, name = path.rpartition("/")
-        if any(character in folder for character in "*?[") or "**" in name:
-            fixed = re.split(r"[*?\[]", path)[0].rpartition("/")[0]
-            _refuse_linked_folders(filesystem, fixed or "/")
-        found = filesystem.glob(path, detail=True)
-    elif filesystem.isdir(path):
-        _refuse_linked_folders(filesystem, path)
-        found = filesystem.find(path, detail=True)
-        inside = {name: name.removeprefix(path).lstrip("/").split("/") for name in found}
-        found = {n: i for n, i in found.items() if not any(step.startswith((".", "_")) for step in inside[n])}
-        found = {n: i for n, i in found.items() if format or format_of(n)}
-    else:
-        info = filesystem.info(path)
-        found = {info["name"]: info}
-    return {name: found[name]["size"] for name in sorted(found) if found[name]["size"] and _is_file(found[name])}
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
-def _refuse_linked_folders(filesystem: Any, path: str) -> None:
-    """Refuse a folder with a link to a folder: fsspec does not follow it, and the job would read a part of the data."""
-    if not isinstance(filesystem, LocalFileSystem):
-        return
-    for folder, names, _ in os.walk(path, onerror=_raise):
-        names[:] = [name for name in names if not name.startswith((".", "_"))]
-        for name in names:
-            if os.path.islink(link := os.path.join(folder, name)):  # noqa: PTH114, PTH118
-                raise DataError(f"{link} is a link to a folder, which is not followed: copy or move the folder itself")
-
-
-def _is_file(info: Mapping[str, Any]) -> bool:
-    """Whether an entry of a listing is a file, or a link to one."""
-    return info["type"] == "file" or (bool(info.get("islink")) and os.path.isfile(info["name"]))  # noqa: PTH113
 
 
 def _check_compression(source: Source, files: Iterable[str]) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -46,7 +45,7 @@ class Overlap:
         """The overlap with the evaluation set in this file, whose contents `save_contents` has saved."""
         return cls(np.load(_contents_file(evaluation)))
 
-    def add(self, values: Mapping[str, Sequence[Any]]) -> None:
+    def add(self, values: Mapping[str, Sequence[str | None]]) -> None:
         """Compare more private records, given as role -> values."""
         digests = content_digests(values)
         self.add_found(digests[np.isin(digests, self._contents)])
@@ -64,11 +63,11 @@ class Overlap:
             )
 
 
-def content_digests(values: Mapping[str, Sequence[Any]]) -> np.ndarray:
+def content_digests(values: Mapping[str, Sequence[str | None]]) -> np.ndarray:
     """A digest of the content of each record, uint64 [n]: of its values by role, without labels and the user.
 
-    It is the same in every file format: the number 1 is the text "1", and a list is its JSON text. White space in a
-    text counts as one space, and none at its ends, because most tokenizers do not distinguish it.
+    The values are those of `raw_table`, the same in every file format. White space in a text counts as one space, and
+    none at its ends, because most tokenizers do not distinguish it.
     """
     roles = sorted(values.keys() - _LABELS)
     records = zip(*(values[role] for role in roles))
@@ -85,21 +84,6 @@ def _contents_file(evaluation: Path) -> Path:
     return evaluation.with_suffix(".contents.npy")
 
 
-def _content(record: Sequence[Any]) -> bytes:
-    """The content of one record; empty for a value that JSON cannot hold: no record may stop a job."""
-    try:
-        return keys.content_of([_text(value) for value in record]) or b""
-    except (TypeError, ValueError, ArithmeticError, RecursionError):
-        return b""
-
-
-def _text(value: Any) -> str | None:
-    """A value as text, the same whether the file has types or not."""
-    if value is None:
-        return None
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "replace")
-    if isinstance(value, str):
-        in_order = keys.in_order(value) if value.startswith(("{", "[")) else None
-        return " ".join(value.split()) if in_order is None else in_order
-    return keys.canonical_json(value)
+def _content(record: Sequence[str | None]) -> bytes:
+    """The content of one record."""
+    return keys.content_of([None if value is None else " ".join(value.split()) for value in record])

@@ -1,11 +1,11 @@
-"""From an address, or from data in memory, to a Ray Data set of tables with the raw columns that a job uses.
+"""From an address, or from data in memory, to a Ray Data set of raw tables.
 
 `read` takes a URI: one Ray task lists the files and reads column names and types, never values. The resulting Ray Data
 set reads its fragments lazily, in the same tasks that tokenise them (Ray Data fuses the two), so that no record passes
-through the driver's process. `from_memory` takes a data set of the Python API. Each row of the result is a table
-(`packed`). `shards.prepare` consumes it.
+through the driver's process. `from_memory` takes a data set of the Python API. Each row of the result is a raw table
+(`raw_table`), packed (`packed`). `shards.prepare` consumes it.
 
-A data set's columns are given as a mapping from role (prompt, completion, messages, tools, text, label, user) to the
+What a job reads is a `Wanted`: a mapping from role (prompt, completion, messages, tools, text, label, user) to the
 column's name, so that an error can name the manifest's field.
 """
 
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,43 +24,52 @@ import ray.data
 from ray.exceptions import RayTaskError
 
 from tensafe_api.resources.training import Storage
-from tensafe_api.tasks import image_columns
-from tensorguard.data.columns import check_text_columns, check_types
+from tensorguard.data.arrow_rows import arrow_rows, schema_columns
+from tensorguard.data.columns import FileColumns, check_types
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.files import Source
-from tensorguard.data.formats.text import text_of, text_table
-from tensorguard.data.images import image_text
-from tensorguard.data.keys import user_of
 from tensorguard.data.listing import inspect
+from tensorguard.data.memory import memory_tables, place_in_memory
 from tensorguard.data.packed import packed
-from tensorguard.data.records import MEMORY_KINDS, records_of
-from tensorguard.data.tokenise import plain
+from tensorguard.data.raw_table import NO_PLACE, Wanted, raw_table
+from tensorguard.data.records import ADVICE, EMPTY, MEMORY_KINDS
 from tensorguard.storage import filesystem_options
 
 MAX_TASKS = 512
-MEMORY_BLOCK_ROWS = 16_384
-_ADVICE = "write the names that its records have, as in columns={'text': 'note', 'label': 'department'}"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The raw tables of a data set, and where its records are.
+
+    Attributes:
+        tables: raw tables, packed; they are read when they are used.
+        place: of a record in words, from its file and place in a raw table.
+    """
+
+    tables: ray.data.Dataset
+    place: Callable[[str, int], str]
 
 
 def read(
     uri: str,
-    columns: Mapping[str, str],
+    wanted: Wanted,
     *,
     format: str | None = None,  # noqa: A002 - the name of the manifest's field
     storage: Storage | None = None,
     base_dir: Path | None = None,
-    where: str = "spec.dataset",
-) -> ray.data.Dataset:
-    """Tables of the named columns of the files at `uri`, packed, lazily.
+    report: Callable[[str], None] | None = None,
+) -> Reading:
+    """Raw tables of the files at `uri`, packed, lazily.
 
     Args:
         uri: a path (relative to base_dir), `file://`, or another scheme (`s3://`, `hf://datasets/...`); a file, a
             directory (with its subdirectories, without names that start with "." or "_") or a glob (with such names).
-        columns: role -> column name (`columns_of`).
+        wanted: what the job reads of each record.
         format: the name of a format, for files whose names have no known ending.
         storage: endpoint and region; credentials come from the environment.
         base_dir: the folder of relative paths; None: the working directory.
-        where: the manifest's field that errors name.
+        report: called with a sentence for users: how many files are read, and which ones are left out.
 
     Raises:
         DataError: unreadable, no files, a missing column, or a type that does not fit the column's role.
@@ -70,30 +80,34 @@ def read(
         path = Path(uri.removeprefix("file://")).expanduser()
         uri = str(path if path.is_absolute() or base_dir is None else Path(base_dir) / path)
     try:
-        source, fragments = ray.get(_inspect.remote(uri, dict(columns), format, protocol, options, where))
+        source, fragments = ray.get(_inspect.remote(uri, wanted, format, protocol, options))
     except RayTaskError as error:
-        raise error_without_content(error, where) from None
+        raise error_without_content(error, wanted.where) from None
+    if report is not None:
+        report(source.summary)
     listing = ray.data.from_items(fragments, override_num_blocks=min(len(fragments), MAX_TASKS))
-    return listing.map_batches(
+    tables = listing.map_batches(
         _read_fragments,  # type: ignore[arg-type] # Ray's types do not allow for fn_args
         fn_args=(source,),
         batch_size=None,
         batch_format="pyarrow",
     )
+    return Reading(tables, lambda file, at: str(ray.get(_place.remote(source, file, at))))
 
 
-def from_memory(source: Any, columns: Mapping[str, str], *, where: str = "train_dataset") -> ray.data.Dataset:
-    """A data set in memory as a Ray Data set of tables of the named columns, packed.
+def from_memory(source: Any, wanted: Wanted, *, where: str = "train_dataset") -> Reading:
+    """The raw tables of a data set in memory.
 
-    It is a Ray Data set, a Hugging Face `Dataset`, or what `records.records_of` takes.
+    It is a Ray Data set, or what `memory.memory_tables` takes. `where`: the argument that errors name.
 
     Raises DataError for any other type, for an empty one, and for a missing column or an impossible column type; and
     UnreadableDataError, with the class of the error alone, where the data set itself raises: its message may quote a
     record.
     """
     silence_ray_data()
+    wanted = replace(wanted, where=where)
     try:
-        return _from_memory(source, columns, where)
+        return _from_memory(source, wanted)
     except DataError:
         raise
     except RayTaskError as error:
@@ -102,46 +116,38 @@ def from_memory(source: Any, columns: Mapping[str, str], *, where: str = "train_
         raise UnreadableDataError(f"{where}: reading failed ({type(error).__name__})") from None
 
 
-def _from_memory(source: Any, columns: Mapping[str, str], where: str) -> ray.data.Dataset:
+def _from_memory(source: Any, wanted: Wanted) -> Reading:
     if isinstance(source, str | bytes | Mapping):
-        raise DataError(f"{where}: must be {MEMORY_KINDS}, not {type(source).__name__}")
+        raise DataError(f"{wanted.where}: must be {MEMORY_KINDS}, not {type(source).__name__}")
     if isinstance(source, ray.data.Dataset):
-        _check_ray(source, columns, where)
-        return source.map_batches(
-            _pack_columns,  # type: ignore[arg-type] # Ray's types do not allow for fn_args
-            fn_args=(list(dict.fromkeys(columns.values())),),
+        _check_ray(source, wanted)
+        tables = source.map_batches(
+            _raw_block,  # type: ignore[arg-type] # Ray's types do not allow for fn_args
+            fn_args=(wanted,),
             batch_size=None,
             batch_format="pyarrow",
         )
-    if all(hasattr(source, name) for name in ("with_format", "column_names", "__getitem__", "__len__")):
-        table = source.with_format("arrow")[:]
-        check_text_columns(columns.values(), table.column_names, "the data set", _ADVICE, where)
-        table = table.select(list(dict.fromkeys(columns.values())))
-        check_types(columns, {field.name: field.type for field in table.schema}, where)
-    else:
-        table = _records_table(records_of(source, where), columns, where)
-    if not table.num_rows:
-        raise DataError(f"{where}: it is empty: pass at least one record")
-    starts = range(0, table.num_rows, MEMORY_BLOCK_ROWS)
-    return ray.data.from_arrow([packed(table.slice(start, MEMORY_BLOCK_ROWS)) for start in starts])
+        return Reading(tables, lambda file, at: "a record whose place is not known")
+    tables = ray.data.from_arrow([packed(table) for table in memory_tables(source, wanted)])
+    return Reading(tables, lambda file, at: place_in_memory(at))
 
 
-def _check_ray(source: ray.data.Dataset, columns: Mapping[str, str], where: str) -> None:
+def _check_ray(source: ray.data.Dataset, wanted: Wanted) -> None:
     """Raise DataError if a Ray Data set is empty, or if none of its blocks has a column.
 
-    Types are not checked: one record may decide the type of its block, and Ray's schema may be that of the first block.
+    Types are not checked here: Ray's schema may be that of the first block.
     """
     try:
         schema = source.schema()
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return
     if schema is None:
-        raise DataError(f"{where}: it is empty: pass at least one record")
+        raise DataError(f"{wanted.where}: {EMPTY}")
     present = list(schema.names)
-    if not set(columns.values()) <= set(present):
+    if not set(wanted.names) <= set(present):
         names = source.map_batches(_column_names, batch_size=None, batch_format="pyarrow").take_all()
         present = list(dict.fromkeys(row["name"] for row in names))
-    check_text_columns(columns.values(), present, "the data set", _ADVICE, where)
+    FileColumns(present, advice=ADVICE).check(wanted.names, "the data set", wanted.where)
 
 
 def _column_names(block: pa.Table) -> pa.Table:
@@ -174,13 +180,17 @@ def error_without_content(error: RayTaskError, where: str) -> DataError:
 @ray.remote
 def _inspect(
     uri: str,
-    columns: dict[str, str],
+    wanted: Wanted,
     format: str | None,  # noqa: A002
     protocol: str,
     options: dict[str, Any],
-    where: str,
 ) -> tuple[Source, list[dict[str, Any]]]:
-    return inspect(uri, columns, format, protocol, options, where)
+    return inspect(uri, wanted, format, protocol, options)
+
+
+@ray.remote
+def _place(source: Source, file: str, at: int) -> str:
+    return source.place(file, at)
 
 
 def _read_fragments(fragments: pa.Table, source: Source) -> Iterable[pa.Table]:
@@ -188,42 +198,9 @@ def _read_fragments(fragments: pa.Table, source: Source) -> Iterable[pa.Table]:
         yield from map(packed, source.tables(**fragment))
 
 
-def _pack_columns(block: pa.Table, names: list[str]) -> pa.Table:
-    """The named columns of a block, packed.
-
-    A field that a record lacks is null, also that of the user: Ray makes it null if another record of the block has the
-    field, and what becomes of a record must not depend on others.
-    """
-    missing = pa.nulls(len(block))
-    return packed(pa.table({n: block.column(n) if n in block.column_names else missing for n in names}))
-
-
-def _records_table(records: Sequence[Mapping[str, Any]], columns: Mapping[str, str], where: str) -> pa.Table:
-    if not records:
-        raise DataError(f"{where}: it is empty: pass at least one record")
-    names = list(dict.fromkeys(columns.values()))
-    present = list(dict.fromkeys(name for record in records for name in record))
-    check_text_columns(names, present, "the data set", _ADVICE, where)
-    user = columns.get("user")
-    if user is not None:  # as in files: a record without the field could be anybody's
-        records = [record for record in records if user in record]
-    images = {columns.get(role) for role in image_columns()} - {None}
-    texts = [_user_text if name == user else image_text if name in images else _text for name in names]
-    return text_table([[text(record.get(name)) for name, text in zip(names, texts)] for record in records], names)
-
-
-def _text(value: Any) -> str | None:
-    """As `text_of`; a tensor or array becomes its number or list, and a value that JSON cannot hold becomes None."""
-    try:
-        return text_of(plain(value))
-    except Exception:  # whatever a value raises, such as Decimal's signalling NaN: no record may stop a job
-        return None
-
-
-def _user_text(value: Any) -> str | None:
-    """As `_text`, but an id that JSON cannot hold (Decimal, UUID, bytes, a date) is kept: None would be a new unit."""
-    text = _text(value)
-    if text is not None:
-        return text
-    user = user_of(value)
-    return None if user is None else user.decode()
+def _raw_block(block: pa.Table, wanted: Wanted) -> pa.Table:
+    """The raw table of a block, packed. A column that the block lacks is null: Ray would add it for another record."""
+    columns = schema_columns(block.schema)
+    places = {name: columns.find(name) for name in wanted.names}
+    check_types(wanted.columns, {name: columns.type_of(name) for name in wanted.names}, wanted.where)
+    return packed(raw_table(arrow_rows(block, places, block.schema, [NO_PLACE] * len(block)), wanted))

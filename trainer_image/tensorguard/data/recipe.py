@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from tensafe_api.resources.job import Spec
 from tensafe_api.resources.training import DEFAULT_MAX_LENGTH
 from tensafe_api.tasks import shape_for
+from tensorguard.data.errors import DataError
+from tensorguard.data.unusable import Unusable
+from tensorguard.data.values import UnusableValue, label_of
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,35 @@ class Recipe:
     chat_template: str | None = None
     labels: int = 0
     label_names: tuple[str, ...] = ()
+
+    @cached_property
+    def classes(self) -> dict[str, int]:
+        """The number of each class by the text of its name (`values.label_of`), or of its number without names.
+
+        Raises DataError for two names that are the same text.
+        """
+        if not self.label_names:
+            return {str(number): number for number in range(self.labels)}
+        classes: dict[str, int] = {}
+        for number, name in enumerate(self.label_names):
+            other = classes.setdefault(label_of(name), number)
+            if other != number:
+                raise DataError(
+                    f"spec.model.labelNames: {self.label_names[other]!r} and {name!r} are the same, because labels are "
+                    "compared without case and white space: rename one"
+                )
+        return classes
+
+    def class_of(self, label: str) -> int:
+        """The number of the class of a label, from its text (`values.label_of`).
+
+        Where the job names its classes, only a name is a class; otherwise the numbers from 0 are.
+        Raises UnusableValue for any other label.
+        """
+        number = self.classes.get(label)
+        if number is None:
+            raise UnusableValue(Unusable.UNKNOWN_LABEL)
+        return number
 
     @classmethod
     def from_spec(cls, spec: Spec) -> Recipe:

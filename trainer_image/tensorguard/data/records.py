@@ -1,8 +1,8 @@
-"""The records of a data set in memory, as dicts from column to value.
+"""The records of a list or torch data set in memory, as dicts from column to value.
 
-In comes a list, a torch data set or a pandas DataFrame. Its records are dicts, tuples or rows. Out come dicts: a tuple
-has its positions as columns ("0", "1"), as a csv file without a header row has, and a named tuple its fields. Nothing
-here needs Ray: the Python API reads the names of the columns before a training starts.
+In comes a list or a torch data set, whose records are dicts or tuples. Out come dicts: a tuple has its positions as
+columns ("0", "1"), as a csv file without a header row has, and a named tuple its fields. Nothing here needs Ray: the
+Python API reads the names of the columns before a training starts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from typing import Any
 
 from tensorguard.data.errors import DataError
 
-MEMORY_KINDS = "a list, a pandas DataFrame, or a Ray, Hugging Face or torch data set, whose records are dicts or tuples"
+MEMORY_KINDS = (
+    "a list, a DataFrame of pandas or polars, an Arrow table, or a Ray, Hugging Face or torch data set, whose records "
+    "are dicts or tuples"
+)
+ADVICE = "write the names that its records have, as in columns={'text': 'note', 'label': 'department'}"
+EMPTY = "it is empty: pass at least one record"
 
 
 def is_data_frame(source: Any) -> bool:
@@ -33,7 +38,7 @@ def is_data_loader(source: Any) -> bool:
 def fields_of(record: Any) -> dict[str, Any] | None:
     """One record by column; None for anything but a dict, a tuple or a list."""
     if isinstance(record, Mapping):
-        return dict(record)
+        return {str(name): value for name, value in record.items()}
     if isinstance(record, tuple | list):
         names = getattr(record, "_fields", None) or map(str, range(len(record)))
         return dict(zip(names, record))
@@ -41,18 +46,13 @@ def fields_of(record: Any) -> dict[str, Any] | None:
 
 
 def records_of(source: Any, where: str) -> list[dict[str, Any]]:
-    """The records of a list, a DataFrame, or a torch data set with or without a length.
-
-    Items of another type are dropped, unless all are.
+    """The records of a list, or of a torch data set with or without a length.
 
     Raises:
-        DataError: `source` is of another type, or no item is a record.
+        DataError: `source` is of another type, or an item is no record.
     """
     if is_data_loader(source):
         raise DataError(f"{where}: is a DataLoader, which makes batches: pass its data set")
-    if is_data_frame(source):
-        rows = source.rename(columns=str).to_dict("records")
-        return [{name: _cell(value) for name, value in row.items()} for row in rows]
     if isinstance(source, list | tuple):
         items = list(source)
     elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
@@ -61,16 +61,10 @@ def records_of(source: Any, where: str) -> list[dict[str, Any]]:
         items = list(source)
     else:
         raise DataError(f"{where}: must be {MEMORY_KINDS}, not {type(source).__name__}")
-    records = [record for record in map(fields_of, items) if record is not None]
-    if items and not records:
-        raise DataError(f"{where}: must be {MEMORY_KINDS}; its items are neither")
+    records = []
+    for i, item in enumerate(items):
+        record = fields_of(item)
+        if record is None:
+            raise DataError(f"{where}: must be {MEMORY_KINDS}; the item at index {i} is of type {type(item).__name__}")
+        records.append(record)
     return records
-
-
-def _cell(value: Any) -> Any:
-    """A value of a DataFrame, with a whole number as an integer.
-
-    pandas chooses the type of a column from all its rows: whole numbers are floats where one row has no value or a
-    fraction. Each value is made the same whatever the type of its column is, so that no record changes another one.
-    """
-    return int(value) if isinstance(value, float) and value.is_integer() else value

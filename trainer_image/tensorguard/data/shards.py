@@ -1,8 +1,8 @@
 """Prepare the shards of all workers on Ray before training: tokenise, compute keys, and partition by unit.
 
 `prepare` runs in the driver and receives no record. Ray Data's tasks read blocks, tokenise them and write **parts**:
-small files, one for each worker and block, with random names. The tasks return only these names, and for the digest
-the sums of record keys. Then one task for each
+small files, one for each worker and block, with random names. The tasks return only these names, for the digest the
+sums of record keys, and the tally of records that cannot be used. Then one task for each
 worker sorts its parts into the file that the worker maps (`shard`). Only parts whose names were returned are used: if
 Ray runs a task again because a process died, the parts of the first run are ignored, and no record is in a shard twice.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,18 +33,18 @@ from tensorguard.data.errors import DataError
 from tensorguard.data.overlap import Overlap, save_contents
 from tensorguard.data.packed import tables_in
 from tensorguard.data.partition import (
+    NO_RECORD,
     Partition,
     Split,
     concatenate,
     merge,
     split_by_unit,
     tokenise_public,
-    why_no_record_is_usable,
 )
-from tensorguard.data.read import error_without_content, silence_ray_data
-from tensorguard.data.recipe import Recipe, columns_of
+from tensorguard.data.read import Reading, error_without_content, silence_ray_data
 from tensorguard.data.shard import Input, write
 from tensorguard.data.tokenise import Tokeniser
+from tensorguard.data.unusable import Tally, refused_kinds
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class PreparedShards:
 
 
 def prepare(
-    dataset: ray.data.Dataset,
+    dataset: Reading,
     spec: Spec,
     tokenise: Tokeniser,
     *,
@@ -74,7 +74,7 @@ def prepare(
     """Write the private data set's shards into `directory`, which is created with mode 0700.
 
     Args:
-        dataset: the result of `read` or `from_memory` for `columns_of(spec)`.
+        dataset: the result of `read` or `from_memory` for `Wanted.of(spec)`.
         spec: the spec of the job.
         tokenise: the tokeniser of the job's task.
         workers: number of shards.
@@ -85,35 +85,37 @@ def prepare(
         public_name: the field of the evaluation set in an error.
 
     Raises:
-        DataError: if no record is usable, if the public set is training data, and whatever reading raises.
+        DataError: if a record is not usable and the job does not skip it, if none is, if the public set is training
+            data, and whatever reading raises.
     """
-    columns = columns_of(spec)
-    recipe = Recipe.from_spec(spec)
-    split = partial(
-        _split, columns=columns, tokenise=tokenise, key_file=key_file.absolute(), workers=workers, public=public
-    )
+    split = partial(_split, tokenise=tokenise, key_file=key_file.absolute(), workers=workers, public=public)
     limit = spec.dataset.unit.max_examples_per_unit
     shards = tuple(directory / f"shard-{rank:03d}-of-{workers:03d}.arrow" for rank in range(workers))
-    with _written_parts(dataset, split, directory, "dataset", tokenise.batch_rows) as parts:
+    with _written_parts(dataset.tables, split, directory, "dataset", tokenise.batch_rows) as parts:
+        _check(parts.tally, spec, "spec.dataset", dataset)
         if public is not None:
             ray.get(_check_overlap.remote(public, parts.of(workers), public_name))
         empty = ray.get(
             [_merge.remote(parts.of(rank), limit, tokenise.inputs, path) for rank, path in enumerate(shards)]
         )
     if all(empty):
-        raise DataError(f"spec.dataset: no record is usable: {why_no_record_is_usable(recipe)}")
+        raise DataError(f"spec.dataset: {NO_RECORD}")
     return PreparedShards(shards, keys.dataset_digest(key_file.read_bytes(), parts.totals))
 
 
-def prepare_public(dataset: ray.data.Dataset, spec: Spec, tokenise: Tokeniser, *, directory: Path) -> Path:
+def prepare_public(dataset: Reading, spec: Spec, tokenise: Tokeniser, *, directory: Path) -> Path:
     """Write the evaluation set as one file into `directory`, in its own order, each record a unit. See `prepare`."""
-    recipe = Recipe.from_spec(spec)
-    split = partial(tokenise_public, columns=recipe.columns, tokenise=tokenise)
+    split = partial(tokenise_public, tokenise=tokenise)
     path = directory / "evaluation.arrow"
-    with _written_parts(dataset, split, directory, "evaluation", tokenise.batch_rows) as parts:
+    with _written_parts(dataset.tables, split, directory, "evaluation", tokenise.batch_rows) as parts:
+        _check(parts.tally, spec, "spec.evaluation", dataset)
         if ray.get(_concatenate.remote(parts.of(0), tokenise.inputs, path)):
-            raise DataError(f"spec.evaluation: no record is usable: {why_no_record_is_usable(recipe)}")
+            raise DataError(f"spec.evaluation: {NO_RECORD}")
     return path
+
+
+def _check(tally: Tally, spec: Spec, where: str, dataset: Reading) -> None:
+    tally.check(refused=refused_kinds(spec.dataset), where=where, place=dataset.place, publish_numbers=True)
 
 
 @dataclass(frozen=True)
@@ -122,11 +124,13 @@ class _Parts:
 
     Attributes:
         totals: of each block, the sum of the keys of its records.
+        tally: the records that cannot be used.
     """
 
     folder: Path
     names: list[str]
     totals: list[int]
+    tally: Tally
 
     def of(self, worker: int) -> list[Path]:
         """The parts of one worker."""
@@ -154,7 +158,11 @@ def _written_parts(
         written.context.execution_options.preserve_order = True
         written.context.raise_original_map_exception = True
         rows = written.take_all()
-        yield _Parts(folder, [row["part"] for row in rows], [int.from_bytes(row["total"], "big") for row in rows])
+        tally = Tally()
+        for row in rows:
+            tally.merge(Tally.from_json(row["tally"]))
+        totals = [int.from_bytes(row["total"], "big") for row in rows]
+        yield _Parts(folder, [row["part"] for row in rows], totals, tally)
     except RayTaskError as error:
         raise error_without_content(error, f"spec.{what}") from None
     finally:
@@ -170,13 +178,13 @@ def _write_parts(block: pa.Table, split: Split, directory: Path, batch_rows: int
             path = _part(directory, name, worker)
             with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
                 writer.write_table(table)
-        yield pa.table({"part": [name], "total": [partition.total.to_bytes(keys.WIDTH, "big")]})
+        total, tally = partition.total.to_bytes(keys.WIDTH, "big"), partition.tally.to_json()
+        yield pa.table({"part": [name], "total": [total], "tally": [tally]})
 
 
 def _split(
     block: pa.Table,
     *,
-    columns: Mapping[str, str],
     tokenise: Tokeniser,
     key_file: Path,
     workers: int,
@@ -185,7 +193,7 @@ def _split(
     """The tables of all workers; after them, with a public set, one of what the block has in common with it."""
     overlap = Overlap.load(public) if public else None
     key = key_file.read_bytes()
-    found = split_by_unit(block, columns=columns, tokenise=tokenise, key=key, workers=workers, overlap=overlap)
+    found = split_by_unit(block, tokenise=tokenise, key=key, workers=workers, overlap=overlap)
     return replace(found, tables=[*found.tables, pa.table({"content": overlap.found})]) if overlap else found
 
 

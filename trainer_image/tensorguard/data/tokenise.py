@@ -1,14 +1,13 @@
 """What every task needs to make tokens of a record: the forms of an example and of a tokeniser, and shared helpers.
 
 A task (`tensorguard.models.tasks`) checks the tokenizer against the job once, on public examples, and returns a
-`Tokeniser`: a function from a batch of raw columns to one `Example` (or None: dropped) for each record. The batch is
-there for speed alone: an example depends on its own record and on nothing else, and no record makes it raise.
+`Tokeniser`: a function from a batch of converted columns to one `Example` for each record, or why there is none. The
+batch is there for speed alone: an example depends on its own record and on nothing else, and no record makes it raise.
 `shards` calls it in Ray tasks, for the private and for the public data set alike.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,8 @@ from typing import Any, NamedTuple
 
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import TEXT, Input, Target
+from tensorguard.data.unusable import Unusable
 
-_WHOLE = re.compile(r"(\d+)\.0*")
-"""A whole number with a decimal point, as pandas writes all numbers of a column with a missing value."""
 MAX_BATCH_ROWS, MAX_BATCH_BYTES = 4096, 64 << 20
 CHARACTERS_PER_TOKEN = 64
 """A tokenizer receives at most this many characters of a text for each token of maxLength; usual texts have about four.
@@ -42,8 +40,9 @@ class Example(NamedTuple):
     target: list[int] | int
 
 
-Encode = Callable[[Mapping[str, Sequence[Any]]], list[Example | None]]
-"""From columns (by role; equally long) to one Example, or None, for each record."""
+Encode = Callable[[Mapping[str, Sequence[Any]]], list[Example | Unusable | None]]
+"""From columns (by role; equally long; as `raw_table` converts them) to one Example for each record, or why it cannot
+be used, or None for a record that is left out because it is longer than maxLength (`dataset.overLength: Drop`)."""
 
 
 @dataclass(frozen=True)
@@ -65,65 +64,20 @@ class Tokeniser:
         """The number of records to make at a time, so that they fit into memory."""
         return max(1, min(MAX_BATCH_ROWS, MAX_BATCH_BYTES // self.inputs.bytes))
 
-    def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
-        """One Example, or None, for each record of the columns `records` (by role; equally long)."""
+    def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | Unusable | None]:
+        """The results of `encode` for the records of the columns `records` (by role; equally long)."""
         return self.encode(records)
 
 
-def plain(value: Any) -> Any:
-    """A value with Python's numbers, lists and dicts where it holds those of numpy, torch or other libraries."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {name: plain(each) for name, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+def text_to_read(text: str, recipe: Recipe) -> str | None:
+    """A text, cut to what maxLength tokens can need (CHARACTERS_PER_TOKEN).
 
-
-def text_or_none(value: Any) -> str | None:
-    """A value as text that a tokenizer can take (bytes as UTF-8, invalid ones replaced); None if it is not text."""
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    if not isinstance(value, str):
-        return None
-    return value if value.isascii() else value.encode("utf-8", "replace").decode()
-
-
-def text_to_read(value: Any, recipe: Recipe) -> str | None:
-    """As `text_or_none`, cut to what maxLength tokens can need (CHARACTERS_PER_TOKEN).
-
-    None also for a longer text where the job drops records that are too long.
+    None for a longer text where the job drops records that are too long.
     """
-    text, limit = text_or_none(value), CHARACTERS_PER_TOKEN * recipe.max_length
-    if text is None or len(text) <= limit:
+    limit = CHARACTERS_PER_TOKEN * recipe.max_length
+    if len(text) <= limit:
         return text
     return text[:limit] if recipe.truncate else None
-
-
-def list_or_none(value: Any) -> list[Any] | None:
-    """A value as a list: a list, or JSON text that holds one; else None."""
-    if isinstance(value, str | bytes):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
-    return list(value) if isinstance(value, list | tuple) else None
-
-
-def label_or_none(value: Any, recipe: Recipe) -> int | None:
-    """A value as a class: one of the recipe's names, else a whole number in [0, labels) of any type; else None."""
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "replace")
-    if isinstance(value, str):
-        if value in recipe.label_names:
-            return recipe.label_names.index(value)
-        value = value.strip()
-        if whole := _WHOLE.fullmatch(value):
-            value = whole[1]
-        if not (value.isascii() and value.isdecimal() and len(value) < 10):
-            return None
-    elif not isinstance(value, int) and not (isinstance(value, float) and value.is_integer()):
-        return None
-    return int(value) if 0 <= int(value) < recipe.labels else None
 
 
 def prefix_ids(tokenizer: Any) -> list[int]:
@@ -183,10 +137,3 @@ def _tokenised(tokenizer: Any, texts: Sequence[str], options: Mapping[str, Any])
         size += len(text)
     if group:
         yield tokenizer(group, return_attention_mask=False, verbose=False, **options)
-
-
-def cut(ids: list[int], target: list[int], recipe: Recipe) -> Example | None:
-    """An example of at most maxLength tokens; None where there is no token, or too many and they are not truncated."""
-    if not ids or (len(ids) > recipe.max_length and not recipe.truncate):
-        return None
-    return Example(ids[: recipe.max_length], target[: recipe.max_length])

@@ -140,6 +140,11 @@ class TenSafeTrainingConfig(_Fields):
             private folder, and passed to callbacks whose `on_step` has a parameter `private_metrics`.
         secure_aggregation: how the workers' sums are added up; None: SecureAggregationConfig().
         unit_at_least: a public lower bound of the number of units; default: len(train_dataset), which becomes public.
+        unit_missing: what becomes of a record without the id of a user. Refuse: `fit` raises before anything is spent.
+            OwnUnit: the record is a unit by itself. Default with `user`: Refuse.
+        unusable: what becomes of a record that cannot be used. Refuse: `fit` raises before anything is spent. Skip: it
+            is left out.
+        null_values: texts that mean no value in csv and tsv files, such as NULL.
         columns: role (prompt, completion, messages, tools, text, label, tokens, tags, user) to column, or to the
             position in a tuple; default: the columns with the names of a shape of data. tools and user are used only
             if they are named here. With `user`, the unit of privacy is all records of one user.
@@ -181,6 +186,9 @@ class TenSafeTrainingConfig(_Fields):
     private_metrics: str = "Hidden"
     secure_aggregation: SecureAggregationConfig | None = None
     unit_at_least: int | None = None
+    unit_missing: str | None = None
+    unusable: str = "Refuse"
+    null_values: Sequence[str] = ()
     columns: Mapping[str, str | int] | None = None
     task: str | None = None
     num_labels: int | None = None

@@ -106,6 +106,10 @@ def _names(dataset: Any) -> list[str]:
     names = getattr(dataset, "column_names", None)
     if isinstance(names, list):
         return names
+    if hasattr(dataset, "__arrow_c_stream__"):  # a DataFrame of polars, for example
+        import pyarrow as pa
+
+        return list(pa.table(dataset).column_names)
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ConfigurationError(
             f"columns: missing, and train_dataset ({type(dataset).__name__}) does not list its columns: write "

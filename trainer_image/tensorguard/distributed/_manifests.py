@@ -43,9 +43,10 @@ def build_job(
     columns = {role: str(name) for role, name in (config.columns or columns_of(train_dataset, config.task)).items()}
     task = config.task or next(iter([*tasks_for(columns.keys() - {"user"}), *TASKS]))
     at_least, annotations = _units(config, train_dataset, by_user="user" in columns)
-    unit = {"kind": "Example", "atLeast": at_least}
+    unit: dict[str, Any] = {"kind": "Example", "atLeast": at_least}
     if (user := columns.pop("user", None)) is not None:
         unit |= {"kind": "User", "column": user}
+    unit["missing"] = config.unit_missing
     evaluation = {"uri": eval_uri or EVAL_URI, "visibility": "Public"} if evaluates else None
     manifest = {
         "apiVersion": API_VERSION,
@@ -59,7 +60,13 @@ def build_job(
                 "labelNames": list(config.label_names),
             },
             "lora": _lora(config),
-            "dataset": {"uri": uri_of(train_dataset) or TRAIN_URI, "columns": columns, "unit": unit},
+            "dataset": {
+                "uri": uri_of(train_dataset) or TRAIN_URI,
+                "columns": columns,
+                "unusable": config.unusable,
+                "nullValues": list(config.null_values),
+                "unit": unit,
+            },
             "evaluation": evaluation,
             "training": _training(config),
             "privacy": _privacy(config),

@@ -24,7 +24,7 @@ from tensafe_api.privacy_events import EarlierSteps, Mechanism, earlier_steps_ya
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import Spec
 from tensafe_api.resources.numeric import Count, NoiseMultiplier, SampleRate
-from tensafe_api.statement import SCHEMA, digest
+from tensafe_api.statement import SCHEMA, UNIT_DEFINITIONS, digest
 from tensorguard.checkpoint.encryption import Identities, read_decrypted
 from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, STATEMENT_FILE
 from tensorguard.checkpoint.store import CheckpointAbsent, CheckpointStore
@@ -72,6 +72,7 @@ class _Claim(_Part):
     delta: str
     unit: str
     unit_column: str | None = None
+    unit_definition: str
     adjacency: str
     steps: int = Field(ge=1)
 
@@ -173,7 +174,7 @@ def read_initial_adapter(
     _compare("the base model", statement.model.weights, identity["weights"])
     _compare("the unit", statement.claim.unit, mechanism.unit)
     _compare("the adjacency", statement.claim.adjacency, mechanism.adjacency)
-    _compare_users(spec, statement.claim.unit_column)
+    _compare_users(spec, statement.claim)
     _compare("lora.rank", config.get("r"), spec.lora.rank)
     _compare("lora.alpha", config.get("lora_alpha"), spec.lora.alpha or 2 * spec.lora.rank)
     spent = statement.spent()
@@ -217,15 +218,21 @@ def _parse(content: bytes, uri: str) -> _Statement:
         raise _refusal(f"the statement in {uri} cannot be used, because of its {field}: restore it") from error
 
 
-def _compare_users(spec: Spec, column: str | None) -> None:
+def _compare_users(spec: Spec, claim: _Claim) -> None:
     """ε composes for one person only if both trainings have the same users."""
-    unit, init_from = spec.dataset.unit, spec.lora.init_from
+    unit, init_from, column = spec.dataset.unit, spec.lora.init_from, claim.unit_column
     assert init_from is not None, "the caller has checked it"
     if unit.kind == "User" and column != (init_from.unit_column or unit.column):
         raise _refusal(
             f"the users of the earlier job are those of its column {column}, and those of this one are those of its "
             f"column {unit.column}: if both name the same people, write unitColumn: {column}; otherwise ε would not "
             "hold for either"
+        )
+    own_units = claim.unit_definition == UNIT_DEFINITIONS["User"][True]
+    if unit.kind == "User" and own_units and unit.missing != "OwnUnit":
+        raise _refusal(
+            "in the earlier job each record without a user id is a unit by itself, and the statement of this one would "
+            "not say so: set spec.dataset.unit.missing to OwnUnit"
         )
 
 

@@ -59,6 +59,8 @@ def statement_inputs(
         lineage=spec.lineage,
         model=components.identity,
         unit_column=components.job.spec.dataset.unit.column,
+        own_units=components.job.spec.dataset.unit.missing == "OwnUnit",
+        refuses_records=components.job.spec.dataset.unusable != "Skip",
         started_from=components.initial.summary if components.initial else None,
         evaluation=f"{evaluation.visibility}: {evaluation.uri}" if evaluation else None,
         private_metrics=components.job.spec.observability.private_metrics,

@@ -1,4 +1,4 @@
-"""Tags of words: their place among the tokens, the records that are dropped, and the entities that are counted."""
+"""Tags of words: their place among the tokens, the records that cannot be used, and the entities that are counted."""
 
 import pickle
 
@@ -12,8 +12,10 @@ from transformers import PreTrainedTokenizerFast
 
 from e2e.platform.trainer.entity_f1 import entity_f1
 from tensorguard.data.errors import DataError
+from tensorguard.data.raw_table import Rows, Wanted, raw_table
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import IGNORE_INDEX, Target
+from tensorguard.data.unusable import Unusable
 from tensorguard.models.losses import EvaluationSums
 from tensorguard.models.tasks import task_named
 from tensorguard.models.tasks.token_classification import entities, first_token_labels, iob2_tags
@@ -48,8 +50,16 @@ def encoder(tokenizer=None, max_length=32, truncate=True, names=NAMES):
     return task_named("TokenClassification", labels=5, label_names=names).tokeniser(tokenizer or word_piece(), recipe)
 
 
+def encoded(encode, tokens, tags):
+    """The examples of values as a source has them; in place of each record that cannot be used, why."""
+    table = raw_table(Rows({"words": tokens, "names": tags}, range(len(tokens))), Wanted(COLUMNS)).to_pylist()
+    kept = [row for row in table if row["fault"] is None]
+    found = iter(encode({role: [row[role] for row in kept] for role in COLUMNS}))
+    return [next(found) if row["fault"] is None else Unusable(row["fault"]) for row in table]
+
+
 def one(encode, tokens, tags):
-    [example] = encode({"tokens": [tokens], "tags": [tags]})
+    [example] = encoded(encode, [tokens], [tags])
     return example
 
 
@@ -72,57 +82,72 @@ def test_labels_are_those_of_the_tokenizers_own_word_numbers():
     expected = [IGNORE_INDEX] * len(encoded.input_ids)
     for i, number in zip(firsts, numbers, strict=True):
         expected[i] = number
-    example = one(encoder(), words, numbers)
+    example = one(encoder(names=()), words, numbers)
     assert (example.inputs, example.target) == (encoded.input_ids, expected)
 
 
 def test_space_that_belongs_to_a_token_is_not_a_word():
     tokenizer = byte_level()
-    example = one(encoder(tokenizer), ["to", "to", "pé"], [0, 1, 2])
+    example = one(encoder(tokenizer), ["to", "to", "pé"], ["O", "B-per", "I-per"])
     assert shown(example, tokenizer) == "to/O Ġto/B-per Ġp/I-per Ã ©"
 
 
 @pytest.mark.parametrize(
-    "tags", [[1, 0, 3], ["B-per", "O", "B-loc"], ["1", " 0 ", 3.0], '["B-per", 0, "3"]', (1, 0, 3)]
+    ("names", "tags"),
+    [
+        ((), [1, 0, 3]),
+        ((), ["1", " 0 ", 3.0]),
+        ((), '["1", 0, "3"]'),
+        ((), (1, 0, 3)),
+        ((), np.array([1, 0, 3])),
+        (NAMES, ["B-per", "O", "B-loc"]),
+        (NAMES, ["b-PER", " O ", "B-loc\n"]),
+        (NAMES, b'["B-per", "O", "B-loc"]'),
+        (("2", "0", "1", "3", "4"), [0, 2, 3]),
+    ],
 )
-def test_forms_of_tags(tags):
-    assert one(encoder(), ["anna", "to", "paris"], tags).target == [-100, 1, -100, 0, 3, -100, -100]
+def test_forms_of_tags(names, tags):
+    example = one(encoder(names=names), ["anna", "to", "paris"], tags)
+    assert example.target == [-100, 1, -100, 0, 3, -100, -100]
 
 
 def test_columns_of_text_files_hold_json():
-    assert one(encoder(), '["anna", "to"]', "[1, 0]") == one(encoder(), ["anna", "to"], [1, 0])
+    encode = encoder(names=())
+    assert one(encode, '["anna", "to"]', "[1, 0]") == one(encode, ["anna", "to"], [1, 0])
 
 
 @pytest.mark.parametrize(
-    ("tokens", "tags"),
+    ("tokens", "tags", "kind"),
     [
-        (["a", "to"], [0]),
-        (["a"], [0, 0]),
-        ([], []),
-        (["a"], [5]),
-        (["a"], [-100]),
-        (["a"], ["B-org"]),
-        (["a", None], [0, 0]),
-        (["a", 7], [0, 0]),
-        (["a"], [None]),
-        (None, None),
-        ("a to", [0, 0]),
-        ('{"a": 1}', [0]),
-        ("[" * 10_000, [0]),
-        (["a"], 0),
-        ({"a": 1}, [0]),
-        ([["a"]], [[0]]),
+        (["a", "to"], ["O"], Unusable.UNEVEN),
+        (["a"], ["O", "O"], Unusable.UNEVEN),
+        ([], [], Unusable.NO_TEXT),
+        (["a"], [5], Unusable.UNKNOWN_LABEL),
+        (["a"], [0], Unusable.UNKNOWN_LABEL),
+        (["a"], ["B-org"], Unusable.UNKNOWN_LABEL),
+        (["a", None], ["O", "O"], Unusable.NO_TEXT),
+        (["a", 7], ["O", "O"], Unusable.NOT_TEXT),
+        (["a"], [None], Unusable.NO_LABEL),
+        (["a"], [], Unusable.NO_LABEL),
+        (None, None, Unusable.NO_TEXT),
+        ("a to", ["O", "O"], Unusable.NO_TEXT),
+        ('{"a": 1}', ["O"], Unusable.NO_TEXT),
+        ("[" * 10_000, ["O"], Unusable.NO_TEXT),
+        (["a"], "O", Unusable.NO_LABEL),
+        ({"a": 1}, ["O"], Unusable.NO_TEXT),
+        ([["a"]], [["O"]], Unusable.NOT_TEXT),
+        ([""], ["O"], Unusable.NOTHING_TO_LEARN),
     ],
     ids=str,
 )
-def test_record_that_does_not_fit_is_dropped_alone(tokens, tags):
+def test_record_that_does_not_fit_is_unusable_alone(tokens, tags, kind):
     encode = encoder()
-    found = encode({"tokens": [["a"], tokens, ["to"]], "tags": [[0], tags, [1]]})
-    assert found == [one(encode, ["a"], [0]), None, one(encode, ["to"], [1])]
+    found = encoded(encode, [["a"], tokens, ["to"]], [["O"], tags, ["B-per"]])
+    assert found == [one(encode, ["a"], ["O"]), kind, one(encode, ["to"], ["B-per"])]
 
 
 def test_long_records_are_truncated_or_dropped():
-    words, tags = ["anna", "to", "paris"], [1, 0, 3]
+    words, tags = ["anna", "to", "paris"], ["B-per", "O", "B-loc"]
     cut = one(encoder(max_length=5), words, tags)
     assert shown(cut) == "[CLS] an/B-per ##na to/O [SEP]"
     assert one(encoder(max_length=5, truncate=False), words, tags) is None
@@ -130,7 +155,8 @@ def test_long_records_are_truncated_or_dropped():
 
 
 def test_word_without_a_token_has_no_label():
-    assert shown(one(encoder(), ["anna", "", "to"], [1, 2, 0])) == "[CLS] an/B-per ##na to/O [SEP]"
+    example = one(encoder(), ["anna", "", "to"], ["B-per", "I-per", "O"])
+    assert shown(example) == "[CLS] an/B-per ##na to/O [SEP]"
     assert first_token_labels(["ab", "c"], [1, 2], [(0, 4)]) == [1]
 
 
@@ -144,8 +170,8 @@ def test_word_without_a_token_has_no_label():
 )
 @settings(max_examples=60)
 def test_tokens_and_labels_depend_on_no_other_record(records, at):
-    encode, at = encoder(max_length=8), at % len(records)
-    found = encode({"tokens": [words for words, _ in records], "tags": [tags for _, tags in records]})
+    encode, at = encoder(max_length=8, names=()), at % len(records)
+    found = encoded(encode, [words for words, _ in records], [tags for _, tags in records])
     assert found[at] == one(encode, *records[at])
 
 
@@ -159,7 +185,7 @@ def test_slow_tokenizer_is_refused():
 
 def test_tokeniser_can_be_pickled():
     encode = encoder()
-    assert one(pickle.loads(pickle.dumps(encode)), ["anna"], [1]) == one(encode, ["anna"], [1])
+    assert one(pickle.loads(pickle.dumps(encode)), ["anna"], ["O"]) == one(encode, ["anna"], ["O"])
     assert encode.target is Target.TOKEN_LABELS
 
 

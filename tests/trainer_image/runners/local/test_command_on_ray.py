@@ -38,7 +38,14 @@ def shared_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     [
         ("spec.dataset.columns.text=note", None, "DatasetUnsuitable", "has no column 'note'"),
         ("spec.dataset.uri=data.jsonl", "", "DatasetUnsuitable", "there is no data at"),
-        ("spec.dataset.uri=data.jsonl", '{"text": null, "label": 1}\n', "DatasetUnsuitable", "no record is usable"),
+        ("spec.dataset.uri=data.jsonl", '{"text": null, "label": 1}\n', "DatasetUnsuitable", "data.jsonl, line 1)"),
+        ("spec.dataset.unusable=Skip", '{"text": null, "label": 1}\n', "DatasetUnsuitable", "no record is usable"),
+        (
+            "spec.dataset.uri=data.jsonl",
+            '{"text": "a", "label": 1}\n{"tex',
+            "DatasetUnreadable",
+            "data.jsonl, line 2: ",
+        ),
         ("spec.dataset.uri=nowhere.jsonl", None, "DatasetUnreadable", "nowhere.jsonl"),
         ("spec.dataset.uri=pvc://claim/data.jsonl", None, "DatasetUnreadable", "pvc://claim"),
     ],

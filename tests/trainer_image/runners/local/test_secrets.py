@@ -28,6 +28,8 @@ TOKENS = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "MLFLOW_TRACKING_TOKEN", "RAY_AUT
 def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlantedSecrets:
     """A job in `tmp_path`, and secrets in its records (also in unusable ones), its signing key and the environment."""
     write_job(tmp_path)
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(manifest.read_text().replace("  dataset:\n", "  dataset:\n    unusable: Skip\n"))
     planted = PlantedSecrets({"a record": "zq9patientkx", "an unusable record": "zq9brokenkx0"})
     data = tmp_path / "data.jsonl"
     notes = [json.loads(line) for line in data.read_text().splitlines()]

@@ -38,7 +38,7 @@ from tensorguard.runners.pod.worker import configure, train_in_pod
 from tensorguard.signing.keys import new_identity
 from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.config import RUN_LOG, WorkerConfig
-from tensorguard.training.run_log import Ended, Evaluated, RunLogReader, Started, Stepped
+from tensorguard.training.run_log import Ended, Evaluated, Preparing, RunLogReader, Started, Stepped
 
 RANKS = 2
 
@@ -153,7 +153,9 @@ def test_pods_prepare_words_and_tags(tmp_path: Path) -> None:
     pods = Pods(tmp_path, TAGS)
     rows = [*TAGS.rows(4), {"tokens": ["a"], "tags": ["B-other"]}, {"tokens": ["a", "b"], "tags": ["O"]}]
     (tmp_path / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    pods.mount(f"spec.evaluation={{uri: {tmp_path / 'public.jsonl'}, visibility: Public}}")
+    pods.mount(
+        f"spec.evaluation={{uri: {tmp_path / 'public.jsonl'}, visibility: Public}}", "spec.dataset.unusable=Skip"
+    )
     configs: list[WorkerConfig] = pods.configure()
     shards = [Shard.open(Path(config.shards[rank])) for rank, config in enumerate(configs)]
     assert sum(map(len, shards)) == 60 and all(map(len, shards))
@@ -262,10 +264,22 @@ def test_ranks_that_read_different_records_are_refused(pods: Pods) -> None:
 
 def test_all_ranks_report_the_same_error_when_no_record_is_usable(pods: Pods) -> None:
     pods.write_data([{"text": None, "label": 1}])
+    pods.mount("spec.dataset.unusable=Skip")
     first, second = pods.configure()
     assert first.reason is second.reason is Reason.DATASET_UNSUITABLE
     assert str(first) == str(second)
     assert "spec.dataset: no record is usable" in str(first)
+
+
+def test_numbers_of_unusable_records_are_in_the_private_log_alone(pods: Pods) -> None:
+    pods.write_data([*records(20), {"text": None, "label": 1}, {"text": "w1", "label": 7}])
+    first, second = pods.configure()
+    assert first.reason is Reason.DATASET_UNSUITABLE and str(first) == str(second)
+    assert "have no text" in str(first) and "line 2" not in str(first) and "record has" not in str(first)
+    logs = [path.read_text() for mount in pods.mounts for path in mount.private.glob("errors-rank*.log")]
+    assert len(logs) == RANKS
+    assert all("1 record has no text (the first: " in log and "line 21)" in log for log in logs)
+    assert sum("a label that is none of the classes" in log for log in logs) == 1, "of the rank that has the record"
 
 
 def test_rank_without_its_key_ends_all_ranks(pods: Pods) -> None:
@@ -332,12 +346,34 @@ def test_pod_log_has_log_records_warnings_and_the_error_but_no_steps(
     with pytest.raises(ExceptionGroup):
         pods.raising(lambda files, channel: train_in_pod(files, channel, torch.device("cpu"), pods.exchange.wait))
     lines = [json.loads(line) for line in files.output.read_text().splitlines()]
-    assert {"started", "warning", "lost"} == {line["kind"] for line in lines}
+    assert {"preparing", "started", "warning", "lost"} == {line["kind"] for line in lines}
     assert {line["rank"] for line in lines} <= {0, 1}
     assert "TimeoutError" in next(line["message"] for line in lines if line["kind"] == "warning")
     assert "ValueError" in next(line["message"] for line in lines if line["kind"] == "lost")
     assert "Jane" not in files.output.read_text()
     assert not any(isinstance(each, PodLog) for each in logging.getLogger("tensorguard").handlers)
+
+
+def test_rank_0_logs_which_files_are_read_and_which_are_left_out(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "train", lambda *_: None)
+    for name in ("data", "held-out"):
+        (pods.base / name).mkdir()
+        (pods.base / name / "notes.jsonl").write_bytes((pods.base / "data.jsonl").read_bytes())
+        (pods.base / name / "part-00000").write_text("{}")
+    evaluation = f"{{uri: {pods.base / 'held-out'}, visibility: Private}}"
+    pods.mount(f"spec.dataset.uri={pods.base / 'data'}", f"spec.evaluation={evaluation}")
+    for files in pods.mounts:
+        files.output.parent.mkdir(parents=True)
+        files.output.touch()
+    pods.all(lambda files, channel: train_in_pod(files, channel, torch.device("cpu"), pods.exchange.wait))
+    expected = [
+        f"Reading 1 jsonl file at {pods.base / name}; left out: part-00000 (no known ending)"
+        for name in ("held-out", "data")
+    ]
+    logged = list(RunLogReader(pods.mounts[0].run / RUN_LOG).read())
+    assert [record.what for record in logged if isinstance(record, Preparing)] == expected
+    assert [json.loads(line)["what"] for line in pods.mounts[0].output.read_text().splitlines()] == expected
+    assert not (pods.mounts[1].run / RUN_LOG).exists() and not pods.mounts[1].output.read_text()
 
 
 def test_loss_that_is_nan_is_left_out(tmp_path: Path) -> None:

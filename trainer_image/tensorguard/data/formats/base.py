@@ -1,8 +1,8 @@
 """What a data format is: the protocol that each module of this package implements.
 
-A format reports which columns a file has, and yields the rows of one share of a file as Arrow tables. It does not list
-files, check types, tokenise, or compute the keys of records: `listing`, `columns`, `tokenise` and `keys` do this for
-all formats alike.
+A format reports which columns a file has, and yields the rows of one share of a file, with values of the types that
+the file gives them. It does not list files, convert values, tokenise, or compute the keys of records: `listing`,
+`values`, `tokenise` and `keys` do this for all formats alike.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
-import pyarrow as pa
-
 from tensorguard.data.columns import FileColumns
 from tensorguard.data.compression import CorruptArchive, compression_of, decompressed
 from tensorguard.data.errors import UnreadableDataError
+from tensorguard.data.raw_table import Rows
 
 
 class DataFormat(Protocol):
@@ -53,15 +52,19 @@ class DataFormat(Protocol):
         """
         ...
 
-    def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
-        """The rows of share `part` of `parts`, as tables of at most a few thousand rows with the columns `wanted`.
+    def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[Rows]:
+        """The rows of share `part` of `parts`, at most a few thousand at a time, with the columns `wanted`.
 
-        Over all parts each row appears once. A row that cannot be parsed is dropped, so that no record can stop a job.
-        So is a row that lacks the column `file.user`: it is not known whose it is, and as a unit by itself it could
-        split a user. A null is a value: it declares that the record has no user.
-        Raises DataError where the file lacks a column. Any other exception is reported by its class name alone, since
-        its message may quote a record.
+        Over all parts each row appears once, and with every value: nothing is converted or left out. A value that a
+        record does not have is None.
+        Raises DataError, with the line and without content, for a row that cannot be read as one record, and where the
+        file lacks a column. Any other exception is reported by its class name alone, since its message may quote a
+        record.
         """
+        ...
+
+    def place(self, file: DataFile, at: int) -> str:
+        """Where a row is, in words, from its `Rows.at`: "line 7"."""
         ...
 
 
@@ -73,14 +76,14 @@ class DataFile:
         filesystem: the fsspec file system.
         path: in that file system.
         where: the manifest's field that errors name, such as "spec.dataset".
-        user: the column of the user id; None if a unit is one record.
+        nulls: the texts that mean no value in a file without types.
         size: in bytes, when the file was listed; None: as it is now.
     """
 
     filesystem: Any
     path: str
     where: str
-    user: str | None = None
+    nulls: frozenset[str] = frozenset()
     size: int | None = None
 
     @contextmanager
@@ -99,6 +102,10 @@ class DataFile:
                     yield stream
             except CorruptArchive as fault:
                 raise UnreadableDataError(f"{self.where}.uri: cannot read {self.path}: {fault}") from None
+
+    def fault(self, place: str, what: str) -> UnreadableDataError:
+        """The error for a row that cannot be read, or a fault of the whole file where `place` is empty."""
+        return UnreadableDataError(f"{self.where}.uri: {self.path}{', ' if place else ''}{place}: {what}")
 
     def byte_range(self, part: int, parts: int) -> tuple[int, int | None]:
         """The bytes [start, end) of share `part` of `parts`; (0, None) for one share, which is the whole file."""

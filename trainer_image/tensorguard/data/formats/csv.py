@@ -8,29 +8,31 @@
   other before a newline in a value, and one record would be several.
 - tsv: no quoting and no escapes: a quote is a character like any other, and one record is one line. Other writers quote
   a value that holds a newline, or write a backslash before it, and one record would be several. So a file is refused
-  if a value begins with a quote and its line does not close it, or if a value ends in a backslash.
+  if a value begins with a quote and its line does not close it, if a whole value is in quotes, or if a value ends in a
+  backslash.
 
-The first row names the columns. A row with more values than names is not used: one of its values holds a separator, and
-moves the others. Empty values at its end count only if there is a column of the user, whose id could be moved.
-A column named by a decimal integer ("0", "1") is a position in a file **without** a header row.
+The first row names the columns, and each further row has as many values. Blank lines are no rows. A column named by a
+decimal integer ("0", "1") is a position in a file **without** a header row.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import BinaryIO
 
-import pyarrow as pa
-
-from tensorguard.data.columns import FileColumns
+from tensorguard.data.columns import FileColumns, form_of
 from tensorguard.data.compression import BUFFER_BYTES
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.formats.base import DataFile
-from tensorguard.data.formats.text import MAX_LINE_BYTES, beginning, check_encoding, lines, text_tables
+from tensorguard.data.formats.text import MAX_LINE_BYTES, check_encoding, grouped, line_at, lines
+from tensorguard.data.raw_table import Rows
+from tensorguard.data.values import decoded
 
 _VALUE = r'(?:"[^"]*+(?:""[^"]*+)*+"|[^",\r\n]*+)'
 _OPEN_QUOTE = re.compile(r'(?:^|\t)"(?:[^"\t]*+(?:""[^"\t]*+)*+|(?:[^"\\\t]++|\\.)*+)(?![^\t])')
@@ -49,6 +51,10 @@ _FAULTS = {
 _ONE_LINE = "a tsv file has no quotes or escapes, and one record is one line: write jsonl, or csv with quoted text"
 _NEVER_CLOSED = f"a quote that is never closed: {_WRITE_TWO}"
 
+HEADER_LINES = 20
+"""In how many rows after the first a header is looked for, to explain why the first is none."""
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
+
 MAX_ROW_CHARACTERS = MAX_LINE_BYTES
 """A file with a longer row is refused: it could take the memory of a worker, and its end cannot be checked."""
 MAX_ROW_SEPARATORS = 1 << 20
@@ -64,18 +70,23 @@ class Csv:
     compressible = True
 
     def columns(self, file: DataFile, wanted: Sequence[str]) -> FileColumns:
-        """The fields of the first row, or positions, as many as the longest of the first rows has values."""
+        """The fields of the first row, or positions, as many as the first row has values."""
         check_encoding(file, _csv_records)
         with file.open() as handle:
-            return _columns(_csv_rows(handle, file), wanted, _by_position(self.name, wanted, file))
+            return _columns(_csv_rows(handle, file), wanted, file, self.place)
 
-    def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
+    def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[Rows]:
         """All rows: there is one part."""
-        check_encoding(file, _csv_records)
         with file.open() as handle:
             rows = _csv_rows(handle, file)
-            header = None if _by_position(self.name, wanted, file) else next(rows, [])
-            yield from text_tables(_values(rows, header, wanted, file), wanted)
+            at, header = next(rows, (1, []))
+            if _by_position(wanted, file):
+                rows = itertools.chain([(at, header)], rows)
+            yield from grouped(_values(rows, header, wanted, file, self.place), wanted)
+
+    def place(self, file: DataFile, at: int) -> str:
+        """The line in which the row begins."""
+        return f"line {at}"
 
 
 class Tsv:
@@ -87,76 +98,110 @@ class Tsv:
     compressible = True
 
     def columns(self, file: DataFile, wanted: Sequence[str]) -> FileColumns:
-        """The fields of the first row, or positions, as many as the longest of the first rows has values."""
+        """The fields of the first row, or positions, as many as the first row has values."""
         check_encoding(file)
         with file.open() as handle:
-            rows = _tsv_rows(lines(handle, 0, None, cut=True), file)
-            return _columns(rows, wanted, _by_position(self.name, wanted, file))
+            return _columns(_tsv_rows(lines(handle, 0, None), file), wanted, file, self.place)
 
-    def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
+    def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[Rows]:
         """The rows of the lines that start in the share's byte range."""
-        if part == 0:
-            check_encoding(file)
         with file.open() as handle:
-            by_position = _by_position(self.name, wanted, file)
             reader = io.BufferedReader(handle, BUFFER_BYTES)  # type: ignore[type-var] # readline of fsspec has no limit
-            first = b"" if by_position else reader.readline(MAX_LINE_BYTES)
-            header = None if by_position else next(_tsv_rows([first], file))
-            found = _tsv_rows(lines(reader, *file.byte_range(part, parts), at=len(first), cut=True), file)
-            yield from text_tables(_values(found, header, wanted, file), wanted)
+            at, end = 0, 0
+            header: list[str] = []
+            while not header and (first := reader.readline(MAX_LINE_BYTES)):
+                at, end = end, end + len(first)
+                header = next(_tsv_rows([(at, first)], file), (0, []))[1]
+            found = _tsv_rows(lines(reader, *file.byte_range(part, parts), at=end), file)
+            if part == 0 and _by_position(wanted, file):
+                found = itertools.chain([(at, header)], found)
+            yield from grouped(_values(found, header, wanted, file, self.place), wanted)
+
+    def place(self, file: DataFile, at: int) -> str:
+        """The line that begins at byte `at`."""
+        return line_at(file, at)
 
 
-def _by_position(name: str, wanted: Sequence[str], file: DataFile) -> bool:
+_PlacedRow = tuple[int, list[str]]
+_Place = Callable[[DataFile, int], str]
+
+
+def _by_position(wanted: Sequence[str], file: DataFile) -> bool:
     """Whether the job names columns by position."""
     numbers = [column.isdecimal() for column in wanted]
     if any(numbers) and not all(numbers):
         raise DataError(
-            f"{file.where}.columns: some columns of the {name} file are named by position and some by header: "
+            f"{file.where}.columns: some columns of {file.path} are named by position and some by header: "
             "name all columns by its header, or all by position"
         )
     return any(numbers)
 
 
-def _columns(rows: Iterator[list[str]], wanted: Sequence[str], by_position: bool) -> FileColumns:
-    if by_position:
-        needed = 1 + max(map(int, wanted))
-        most = max((len(row) for row in beginning(rows, lambda row: sum(map(len, row)))), default=0)
-        return FileColumns([str(i) for i in range(min(most, needed))])
-    return _header_columns(next(rows, []))
+def _columns(rows: Iterator[_PlacedRow], wanted: Sequence[str], file: DataFile, place: _Place) -> FileColumns:
+    at, first = next(rows, (0, []))
+    if _by_position(wanted, file):
+        return FileColumns([str(i) for i in range(len(first))], objects=False)
+    found = FileColumns(first, objects=False)
+    if all(found.find(name) for name in wanted):
+        return replace(found, advice="")
+    beginning = [(at, first)]
+    with suppress(UnreadableDataError):  # where another separator is used, quotes are at other places
+        for row in itertools.islice(rows, HEADER_LINES):
+            beginning.append(row)
+    return replace(found, advice=_why_no_header(beginning, wanted, lambda at: place(file, at)))
 
 
-def _header_columns(first: Sequence[str]) -> FileColumns:
-    advice = (
-        f'it has {len(first)} columns; if the file has no header row, name columns by position ("0", "1")'
-        if len(first) > 1
-        else "it has one column: separate the values by commas in a .csv file, and by tabs in a .tsv file"
-    )
-    return FileColumns(first, advice=advice)
-
-
-def _positions(header: list[str] | None, wanted: Sequence[str], file: DataFile) -> list[int]:
-    """Where the wanted columns are in each row. header: None for columns that are named by position."""
-    if header is None:
-        return [int(name) for name in wanted]
-    _header_columns(header).check(wanted, file.path, f"{file.where}.columns")
-    return [header.index(name) for name in wanted]
+def _why_no_header(rows: Sequence[_PlacedRow], wanted: Sequence[str], place: Callable[[int], str]) -> str:
+    """The usual causes of a first row without the wanted columns, and the fix."""
+    first = rows[0][1]
+    if any("\udc80" <= each <= "\udcff" for name in first for each in name):
+        return "the first row is not UTF-8: save the file as UTF-8 (in Excel: CSV UTF-8)"
+    for at, row in rows:
+        text = ",".join(row)
+        for separator, name in _SEPARATORS.items():
+            header = FileColumns([each.strip('"') for each in text.split(separator)], objects=False)
+            if not all(header.find(each) for each in wanted):
+                continue
+            if row is not first and len(row) > 1:
+                return f"{place(at)} has the columns, and what is before it is no part of the table: remove that"
+            return f"its values are separated by {name}: write commas in a .csv file, and tabs in a .tsv file"
+    if len(first) > 1:
+        return f'it has {len(first)} columns; if the file has no header row, name columns by position ("0", "1")'
+    return "it has one column: separate the values by commas in a .csv file, and by tabs in a .tsv file"
 
 
 def _values(
-    rows: Iterator[list[str]], header: list[str] | None, wanted: Sequence[str], file: DataFile
-) -> Iterator[list[str | None]]:
-    """The values of the wanted columns; None where a row is too short.
+    rows: Iterator[_PlacedRow],
+    header: list[str],
+    wanted: Sequence[str],
+    file: DataFile,
+    place: _Place,
+) -> Iterator[tuple[int, int, list[str | None]]]:
+    """The place of each row, its length, and the values of the wanted columns, of which texts of `file.nulls` are None.
 
-    Empty rows, those with more values than names, and those that end before the column of the user are dropped. Empty
-    values beyond the names count only if there is a column of the user.
+    Raises UnreadableDataError for a row with another number of values than the first, and for a second header.
     """
-    positions = _positions(header, wanted, file)
-    least = 1 if file.user is None else 1 + positions[list(wanted).index(file.user)]
-    width = None if header is None else len(header)
-    for row in rows:
-        moved = width is not None and (any(row[width:]) if file.user is None else len(row) > width)
-        if len(row) >= least and not moved:
-            yield [row[i] if i < len(row) else None for i in positions]
+    if by_position := _by_position(wanted, file):
+        positions = [int(name) for name in wanted]
+    else:
+        columns = FileColumns(header, advice="", objects=False)
+        columns.check(wanted, file.path, f"{file.where}.columns")
+        positions = [header.index((columns.find(name) or ("",))[0]) for name in wanted]
+    width, names = len(header), sorted(map(form_of, header))
+    for at, row in rows:
+        if len(row) != width:
+            raise file.fault(place(file, at), _why_not_as_wide(row, width))
+        if not by_position and row[positions[0]] in header and sorted(map(form_of, row)) == names:
+            raise file.fault(place(file, at), "it has the columns' names again, as where files are joined: remove it")
+        values = [row[i] for i in positions]
+        yield at, sum(map(len, values)), [None if value in file.nulls else value for value in values]
+
+
+def _why_not_as_wide(row: Sequence[str], width: int) -> str:
+    found = f"the row has {len(row)} values, and the first row of the file {width}"
+    if len(row) == width + 1 and not row[-1].strip():
+        return f"{found}: remove the separator at the end of rows, or write one at the end of the first row too"
+    return f"{found}: quote a value that holds a separator, and write each value of a row"
 
 
 def _csv_records(found: bytes) -> list[bytes]:
@@ -169,12 +214,12 @@ def _csv_records(found: bytes) -> list[bytes]:
     return rows[:-1]  # the last one may be cut
 
 
-def _csv_rows(handle: BinaryIO, file: DataFile) -> Iterator[list[str]]:
-    """Rows of a csv file. Bytes that are not UTF-8 become the replacement character.
+def _csv_rows(handle: BinaryIO, file: DataFile) -> Iterator[_PlacedRow]:
+    """The line in which each row of a csv file begins, and its values. Bytes that are not UTF-8 are as in `decoded`.
 
     Raises UnreadableDataError, with the line, for a row that has one of _FAULTS, or whose quote is never closed.
     """
-    rows = _TextOfRows(io.TextIOWrapper(handle, encoding="utf-8-sig", errors="replace", newline=""))
+    rows = _TextOfRows(io.TextIOWrapper(handle, encoding="utf-8-sig", errors="surrogateescape", newline=""))
     reader = csv.reader(rows, strict=True)
     while True:
         line = reader.line_num + 1
@@ -192,10 +237,9 @@ def _csv_rows(handle: BinaryIO, file: DataFile) -> Iterator[list[str]]:
             return
         except csv.Error as error:
             found = next((text for part, text in _FAULTS.items() if part in str(error)), _NEVER_CLOSED)
-            raise UnreadableDataError(
-                f"{file.where}.uri: {file.path}: the row that begins in line {line} has {found}"
-            ) from None
-        yield row
+            raise file.fault("", f"the row that begins in line {line} has {found}") from None
+        if row:
+            yield line, row
 
 
 class _TextOfRows:
@@ -236,23 +280,17 @@ class _TextOfRows:
         return self._by_return == by_return
 
 
-def _tsv_rows(found: Iterable[bytes], file: DataFile) -> Iterator[list[str]]:
-    """The fields of each line; none for an empty line.
+def _tsv_rows(found: Iterable[tuple[int, bytes]], file: DataFile) -> Iterator[_PlacedRow]:
+    """The first byte of each line, and its fields. Blank lines have none.
 
-    Raises UnreadableDataError, with the first such line of the file, for a line whose record may continue in the next.
+    Raises UnreadableDataError for a line whose record may continue in the next.
     """
-    for line in found:
-        text = _tsv_text(line)
-        if _tsv_fault(line, text):
-            with file.open() as handle:
-                faults = (_tsv_fault(each, _tsv_text(each)) for each in lines(handle, 0, None, cut=True))
-                number, fault = next((n, fault) for n, fault in enumerate(faults, start=1) if fault)
-            raise UnreadableDataError(f"{file.where}.uri: {file.path}: line {number} has {fault}")
-        yield text.split("\t") if text else []
-
-
-def _tsv_text(line: bytes) -> str:
-    return line.decode("utf-8", "replace").removeprefix("\ufeff").rstrip("\r\n")
+    for at, line in found:
+        text = decoded(line).removeprefix("\ufeff").rstrip("\r\n")
+        if fault := _tsv_fault(line, text):
+            raise file.fault("", f"{line_at(file, at)} has {fault}")
+        if text:
+            yield at, text.split("\t")
 
 
 def _tsv_fault(line: bytes, text: str) -> str | None:
@@ -263,6 +301,8 @@ def _tsv_fault(line: bytes, text: str) -> str | None:
         return "more than 1 Mi separators: remove it"
     if '"' in text and _OPEN_QUOTE.search(text):
         return f"a value that begins with a quote which the line does not close: {_ONE_LINE}"
+    if '"' in text and any(len(each) > 1 and each[0] == each[-1] == '"' for each in text.split("\t")):
+        return f"a value in quotes, which may be part of it or not: {_ONE_LINE}"
     if "\\" in text and any(map(_ends_in_escape, text.split("\t"))):
         return f"a backslash at the end of a value, which may escape a tab or a newline: {_ONE_LINE}"
     return None

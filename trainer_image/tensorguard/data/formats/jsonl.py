@@ -1,15 +1,15 @@
-"""JSON lines: one object a line. A value that is not a string is kept as its JSON text."""
+"""JSON lines: one object a line, and nothing else in it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from tensorguard.data.columns import FileColumns
-from tensorguard.data.errors import DataError
-from tensorguard.data.formats.base import DataFile
-from tensorguard.data.formats.text import LineFormat, lines
+from tensorguard.data.formats.text import LineFormat
+from tensorguard.data.values import decoded
+
+_JSON = "correct the line"
 
 
 class JsonLines(LineFormat):
@@ -19,17 +19,60 @@ class JsonLines(LineFormat):
     endings = (".jsonl", ".ndjson", ".json")
 
     def parse(self, line: bytes) -> Mapping[str, Any]:
-        """The object that a line holds; empty for a line that holds another JSON value."""
-        value = json.loads(line.decode("utf-8", "replace").removeprefix("\ufeff"))
-        return value if isinstance(value, dict) else {}
+        """The object that a line holds. Raises ValueError for any other line, and for a key that occurs twice."""
+        value = _DECODER.decode(_text(line))
+        if not isinstance(value, dict):
+            raise ValueError
+        return value
 
-    def columns(self, file: DataFile, wanted: Sequence[str]) -> FileColumns:
-        """As `LineFormat.columns`. A file that holds one JSON array gets an error of its own."""
-        found = super().columns(file, wanted)
-        if not found.names:
-            with file.open() as handle:
-                if next(lines(handle, 0, None), b"").lstrip().startswith(b"["):
-                    raise DataError(
-                        f"{file.where}.uri: {file.path} holds a JSON array, not JSON lines: write one object a line"
-                    )
-        return found
+    def why(self, line: bytes) -> str:
+        """The usual causes of a line that is not one object."""
+        text = _text(line)
+        if text.startswith("["):
+            return "it begins a JSON array: write one object a line, as `jq -c '.[]'` does"
+        try:
+            return _why_not_an_object(_DECODER.decode(text))
+        except _RepeatedKey:
+            return "a key occurs twice in one object: rename or remove one"
+        except (ValueError, RecursionError) as error:
+            return _why_not_json(text, error)
+
+
+class _RepeatedKey(ValueError):
+    pass
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _RepeatedKey
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def _text(line: bytes) -> str:
+    return decoded(line).removeprefix("\ufeff").strip()
+
+
+def _why_not_an_object(value: Any) -> str:
+    if not isinstance(value, str):
+        return f"it holds a JSON {'list' if isinstance(value, list) else 'value'}, and no object: {_JSON}"
+    return (
+        "it holds a JSON text, and no object; if JSON was encoded twice, so that the object is in the text: decode it"
+    )
+
+
+def _why_not_json(text: str, error: Exception) -> str:
+    if text.startswith("version https://git-lfs"):
+        return "the file is a pointer of Git LFS: fetch its content with `git lfs pull`"
+    if text.endswith(","):
+        return "it ends in a comma: write one object a line, and no commas between them, as `jq -c '.[]'` does"
+    if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
+        return "it holds more than one JSON value: write one object a line, as `jq -c .` does"
+    if text.startswith("{") and not text.endswith("}"):
+        return "an object begins and does not end in it: write one object a line, as `jq -c .` does"
+    if text.startswith("{'"):
+        return "it is the text of a Python dict, and not JSON: write it with json.dumps"
+    return f"it is not JSON: {_JSON}"

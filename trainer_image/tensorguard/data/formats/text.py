@@ -1,26 +1,22 @@
-"""What the text formats share: lines, rows of text, and `LineFormat` for formats in which one record is one line.
+"""What the text formats share: lines, groups of rows, and `LineFormat` for formats in which one record is one line.
 
 Why not the readers of Ray Data or Arrow: they infer a column's type from the first records, then fail on the first
-record that disagrees, and quote it. Here values are read as text, and a line that cannot be parsed is dropped. So one
-record can neither stop a job nor appear in an error message.
+record that disagrees, and quote it. Here each value keeps the type that its own record gives it.
 """
 
 from __future__ import annotations
 
 import codecs
 import io
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO, ClassVar, TypeVar
 
-import pyarrow as pa
-
-from tensorguard.data.columns import FileColumns
+from tensorguard.data.columns import FileColumns, paths_in, value_in
 from tensorguard.data.compression import BUFFER_BYTES
-from tensorguard.data.errors import UnreadableDataError
 from tensorguard.data.formats.base import DataFile
+from tensorguard.data.raw_table import Rows
 
 T = TypeVar("T")
 TABLE_ROWS = 4096
@@ -28,10 +24,9 @@ TABLE_BYTES = 16 << 20
 PROBE_BYTES, PROBE_LINES = 1 << 20, 100
 """How much of a file `beginning` reads: at least both. One record cannot hide the others."""
 MANY_LINES = 10
-"""A file with fewer records that are not UTF-8 is read: one record must not stop a job."""
+"""So many records that are not UTF-8 show that a file has another encoding. Of fewer, each is reported by itself."""
 MAX_LINE_BYTES = 32 << 20
-"""The limit of a line, so that one record cannot take the memory of a worker: a longer one is dropped unread, or ends
-the job in formats where it is not certain that the record ends with the line."""
+"""The limit of a line, so that one record cannot take the memory of a worker."""
 
 
 class LineFormat(ABC):
@@ -47,48 +42,84 @@ class LineFormat(ABC):
 
     @abstractmethod
     def parse(self, line: bytes) -> Mapping[str, Any]:
-        """One line's record as column name to value. An empty record, or any exception, drops the line.
+        """One line's record as column name to value. The line keeps its newline.
 
-        The line keeps its newline.
+        Raises whatever shows that the line is not exactly one record.
         """
 
+    def why(self, line: bytes) -> str:
+        """Why `parse` raises for a line, and the fix, without content."""
+        return f"it is not one {self.name} record: correct the line, or set the format of the file"
+
     def columns(self, file: DataFile, wanted: Sequence[str]) -> FileColumns:
-        """The names that occur at the beginning of the file."""
+        """The names that occur at the beginning of the file, and those of `wanted` that are paths to a value there."""
         names: dict[str, None] = {}
         check_encoding(file)
         with file.open() as handle:
-            for line in beginning(lines(handle, 0, None), len):
-                names.update(dict.fromkeys(self._record(line)))
+            for at, line in beginning(lines(handle, 0, None), lambda each: len(each[1])):
+                if line.strip():
+                    record = self._record(line, at, file)
+                    names.update(dict.fromkeys([*record, *paths_in(record, wanted)]))
                 if names.keys() >= set(wanted):
                     break
-        return FileColumns(list(names), advice="write the name as the records spell it", fixed=False)
+        advice = "write the name as the records spell it"
+        return FileColumns(list(names), advice=advice, fixed=False, objects=False)
 
-    def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
-        """The records of the lines that start in the share's byte range."""
-        if part == 0:
-            check_encoding(file)
+    def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[Rows]:
+        """The records of the lines that start in the share's byte range. Blank lines are no records."""
         with file.open() as handle:
-            found = self._rows(lines(handle, *file.byte_range(part, parts)), wanted, file.user)
-            yield from text_tables(found, wanted)
+            found = lines(handle, *file.byte_range(part, parts))
+            yield from grouped(self._rows(found, wanted, file), wanted)
 
-    def _rows(self, found: Iterable[bytes], wanted: Sequence[str], user: str | None) -> Iterator[list[str | None]]:
-        for line in found:
-            record = self._record(line)
-            if not record or (user is not None and user not in record):
-                continue
-            try:
-                row = [text_of(record.get(name)) for name in wanted]
-            except (ValueError, TypeError, RecursionError):
-                continue
-            yield row
+    def place(self, file: DataFile, at: int) -> str:
+        """The line that begins at byte `at`."""
+        return line_at(file, at)
 
-    def _record(self, line: bytes) -> Mapping[str, Any]:
+    def _rows(self, found: Iterable[tuple[int, bytes]], wanted: Sequence[str], file: DataFile) -> Iterator[_Row]:
+        for at, line in found:
+            if line.strip():
+                record = self._record(line, at, file)
+                yield at, len(line), [value_in(record, name) for name in wanted]
+
+    def _record(self, line: bytes, at: int, file: DataFile) -> Mapping[str, Any]:
+        if len(line) >= MAX_LINE_BYTES:
+            raise file.fault(self.place(file, at), "it has 32 MiB or more: divide the record, or remove it")
         try:
             return self.parse(line)
         except MemoryError:
             raise
-        except Exception:  # whatever a parser raises for one line drops that line alone
-            return {}
+        except Exception:  # whatever a parser raises; its message may quote the line
+            raise file.fault(self.place(file, at), self.why(line)) from None
+
+
+_Row = tuple[int, int, Sequence[Any]]
+"""The place of a row, its size in bytes or characters, and its values."""
+
+
+def grouped(rows: Iterable[_Row], names: Sequence[str]) -> Iterator[Rows]:
+    """Rows in groups of at most TABLE_ROWS, and of about TABLE_BYTES."""
+    held: list[Sequence[Any]] = []
+    places: list[int] = []
+    size = 0
+    for at, length, row in rows:
+        held.append(row)
+        places.append(at)
+        size += length
+        if len(held) >= TABLE_ROWS or size >= TABLE_BYTES:
+            yield Rows(dict(zip(names, zip(*held))), places)
+            held, places, size = [], [], 0
+    if held:
+        yield Rows(dict(zip(names, zip(*held))), places)
+
+
+def line_at(file: DataFile, at: int) -> str:
+    """The line that begins at byte `at` of a file, in words."""
+    number = 1
+    with file.open() as handle:
+        while at > 0 and (content := handle.read(min(at, BUFFER_BYTES))):
+            number += content.count(b"\n")
+            at -= len(content)
+    return f"line {number}"
 
 
 def beginning(records: Iterable[T], size: Callable[[T], int]) -> Iterator[T]:
@@ -101,10 +132,10 @@ def beginning(records: Iterable[T], size: Callable[[T], int]) -> Iterator[T]:
             return
 
 
-def lines(handle: BinaryIO, start: int, end: int | None, at: int = 0, *, cut: bool = False) -> Iterator[bytes]:
-    """The lines whose first byte lies in [start, end), with their newlines: ranges that tile a file tile its lines.
+def lines(handle: BinaryIO, start: int, end: int | None, at: int = 0) -> Iterator[tuple[int, bytes]]:
+    """The lines whose first byte lies in [start, end), with that byte's place: ranges that tile a file tile its lines.
 
-    Of a line of more than MAX_LINE_BYTES, nothing is in the result or, with `cut`, its first MAX_LINE_BYTES.
+    Lines keep their newlines. A line of more than MAX_LINE_BYTES is cut there.
 
     at: the position of `handle`, where a line starts. end: None for the end of the file. Seeks only where start > at.
     """
@@ -118,13 +149,10 @@ def lines(handle: BinaryIO, start: int, end: int | None, at: int = 0, *, cut: bo
             line = reader.readline(MAX_LINE_BYTES)
             if not line:
                 return
+            yield at, line
             at += len(line)
             if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-                if cut:
-                    yield line
                 at += _rest_of_line(reader)
-            else:
-                yield line
     finally:
         with suppress(ValueError):  # `handle` was closed before this generator
             reader.detach()
@@ -148,8 +176,8 @@ def lines_in(found: bytes) -> list[bytes]:
 def check_encoding(file: DataFile, records_in: Callable[[bytes], list[bytes]] = lines_in) -> None:
     """Raise UnreadableDataError for a file whose text is not UTF-8, such as Latin-1 or UTF-16.
 
-    The first mebibyte decides: at least MANY_LINES records of it are not UTF-8, and half of those with other characters
-    than ASCII. A single record can have bytes of any kind: they become the replacement character.
+    A byte order mark decides; else the first mebibyte: at least MANY_LINES records of it are not UTF-8, and half of
+    those with other characters than ASCII.
 
     Args:
         file: the file.
@@ -157,15 +185,12 @@ def check_encoding(file: DataFile, records_in: Callable[[bytes], list[bytes]] = 
     """
     with file.open() as handle:
         found = handle.read(PROBE_BYTES)
-    records = records_in(found)
-    others = [record for record in records if not record.isascii()]
+    others = [record for record in records_in(found) if not record.isascii()]
     wrong = sum(not _is_utf8(record) for record in others)
-    wide = found.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    wide = wide and sum(b"\0" in record for record in records) >= MANY_LINES
+    wide = found.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or found[:4].count(0) in (2, 3)
     if wide or (wrong >= MANY_LINES and 2 * wrong > len(others)):
-        raise UnreadableDataError(
-            f"{file.where}.uri: the text of {file.path} is not UTF-8: save it as UTF-8 (in Excel: CSV UTF-8)"
-        )
+        name = "UTF-16 or UTF-32" if wide else "not UTF-8"
+        raise file.fault("", f"its text is {name}: save it as UTF-8 (in Excel: CSV UTF-8)")
 
 
 def _is_utf8(line: bytes) -> bool:
@@ -174,43 +199,3 @@ def _is_utf8(line: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def text_of(value: object) -> str | None:
-    """A record's value as the text that the tokeniser reads: strings unchanged, other values as JSON.
-
-    None stays None. NaN, by which tables often mark a missing value, becomes None.
-    """
-    if value is None or isinstance(value, str):
-        return value
-    if value != value:
-        return None
-    return json.dumps(value, ensure_ascii=False)
-
-
-def text_table(rows: list[list[str | None]], columns: Iterable[str]) -> pa.Table:
-    """Rows of text as an Arrow table of string columns. UTF-8 cannot hold lone surrogates: they become "?"."""
-    arrays = {}
-    for i, name in enumerate(columns):
-        values = [row[i] for row in rows]
-        try:
-            arrays[name] = pa.array(values, pa.large_string())
-        except UnicodeEncodeError:
-            clean = [None if v is None else v.encode("utf-8", "replace").decode() for v in values]
-            arrays[name] = pa.array(clean, pa.large_string())
-    return pa.table(arrays)
-
-
-def text_tables(rows: Iterable[list[str | None]], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Rows of text as tables of at most TABLE_ROWS rows, and of about TABLE_BYTES."""
-    held: list[list[str | None]] = []
-    size = 0
-    for row in rows:
-        held.append(row)
-        size += sum(len(value) for value in row if value)
-        if len(held) < TABLE_ROWS and size < TABLE_BYTES:
-            continue
-        yield text_table(held, columns)
-        held, size = [], 0
-    if held:
-        yield text_table(held, columns)

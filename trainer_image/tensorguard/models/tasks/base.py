@@ -88,18 +88,21 @@ class Task(ABC):
         return TokenRows(recipe.max_length, processor.pad_token_id, model.config.get_text_config().vocab_size)
 
     def tokeniser(self, processor: Any, recipe: Recipe) -> Tokeniser:
-        """A function from a batch of raw columns to one `Example`, or None, for each record; it can be pickled.
+        """A function from a batch of converted columns to one `Example` for each record (`Encode`); it can be pickled.
 
-        Raises DataError where the tokenizer does not fit the job. Only public examples are tried for this.
+        Raises DataError where the tokenizer or the names of the classes do not fit the job. Only public examples are
+        tried for this.
         """
+        _ = recipe.classes
         return Tokeniser(self.encoder(processor, recipe), self.target, self.inputs(processor))
 
     @abstractmethod
     def encoder(self, processor: Any, recipe: Recipe) -> Encode:
         """The function of `tokeniser`, for the result of `load_processor`.
 
-        It takes columns by role, equally long, and returns one `Example` for each record, or None for a record that
-        cannot be used. An example depends on its own record alone, and no record makes it raise. The target of an
+        It takes columns by role, equally long, as `data.raw_table` converts them, and returns one `Example` for each
+        record, why a record cannot be used, or None for one that is longer than maxLength and to be left out. An
+        example depends on its own record alone, and no record makes it raise. The target of an
         example is of the kind `target`. The function must be picklable: an object of a module-level class.
         """
 

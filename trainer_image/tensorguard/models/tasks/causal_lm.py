@@ -9,16 +9,29 @@ without a special token. The end token is learned. Padding is recognised by posi
 tokenizers pad with the end token.
 
 Prompt and completion are tokenised separately and joined without anything between: a model that receives the prompt
-sees exactly these tokens. Records longer than maxLength keep their first maxLength tokens, or are dropped.
+sees exactly these tokens.
+
+Records longer than maxLength are cut, or left out. A text and a conversation keep their beginning. Of a prompt and its
+completion, the prompt loses its beginning, so that the completion stays. The end of the prompt keeps a quarter of
+maxLength, if it has as many tokens, and a completion that is longer than the rest loses its end. A record without a
+learned token is unusable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tensorguard.data.chat import RENDERED_CHARACTERS, Render, assistant_turns, conversation, renderer, rendering_cost
+from tensorguard.data.chat import (
+    RENDERED_CHARACTERS,
+    Render,
+    assistant_turns,
+    is_written,
+    renderer,
+    rendering_cost,
+)
+from tensorguard.data.conversations import NotAConversation, messages_of, tools_of
 from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import IGNORE_INDEX, Target
@@ -26,17 +39,20 @@ from tensorguard.data.tokenise import (
     CHARACTERS_PER_TOKEN,
     Encode,
     Example,
-    cut,
     prefix_ids,
     special_ids,
     text_to_read,
     token_ids,
     token_spans,
 )
+from tensorguard.data.unusable import Unusable
 from tensorguard.models.tasks.base import Task
 
 if TYPE_CHECKING:
     import torch
+
+PROMPT_SHARE = 4
+"""The end of a prompt keeps maxLength / PROMPT_SHARE tokens, however long its completion is."""
 
 
 class CausalLM(Task):
@@ -82,24 +98,39 @@ class _Texts:
     tokenizer: Any
     recipe: Recipe
 
-    def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
-        roles = ("prompt", "completion") if "prompt" in self.recipe.columns else ("text",)
-        pieces = [[text_to_read(value, self.recipe) for value in records[role]] for role in roles]
-        whole = [[text for text in values if text is not None] for values in zip(*pieces)]
-        usable = [i for i, texts in enumerate(whole) if len(texts) == len(roles) and texts[-1].strip()]
-        tokens = [
-            token_ids(self.tokenizer, [whole[i][part] for i in usable], add_special_tokens=False)
-            for part in range(len(roles))
-        ]
-        start, end = prefix_ids(self.tokenizer), self.tokenizer.eos_token_id
-        found: list[Example | None] = [None] * len(pieces[0])
-        for i, *parts in zip(usable, *tokens):
-            ids = start + [token for part in parts for token in part]
-            if ids[-1:] != [end]:
-                ids.append(end)
-            given = len(start) + len(parts[0]) if self.recipe.loss_on == "Completion" else 1
-            found[i] = cut(ids, [0] * given + [1] * (len(ids) - given), self.recipe)
+    def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | Unusable | None]:
+        found: list[Example | Unusable | None] = [None] * len(next(iter(records.values())))
+        has_prompt = "prompt" in self.recipe.columns
+        texts = records["completion" if has_prompt else "text"]
+        usable, read = [], []
+        for i, (prompt, text) in enumerate(zip(records["prompt"] if has_prompt else [""] * len(texts), texts)):
+            if not isinstance(prompt, str) or not isinstance(text, str) or not text.strip():
+                found[i] = Unusable.NO_TEXT
+                continue
+            end = prompt[-CHARACTERS_PER_TOKEN * self.recipe.max_length :] if self.recipe.truncate else prompt
+            pieces = [text_to_read(piece, self.recipe) for piece in (end, text)]
+            if None not in pieces:
+                usable.append(i)
+                read.append([piece for piece in pieces if piece is not None])
+        prompts = self._tokens([prompt for prompt, _ in read]) if has_prompt else [[] for _ in read]
+        start = prefix_ids(self.tokenizer)
+        for i, *tokens in zip(usable, prompts, self._tokens([text for _, text in read])):
+            found[i] = self._example(start, *tokens)
         return found
+
+    def _tokens(self, texts: Sequence[str]) -> Iterable[list[int]]:
+        return token_ids(self.tokenizer, texts, add_special_tokens=False)
+
+    def _example(self, start: list[int], prompt: list[int], text: list[int]) -> Example | Unusable | None:
+        """An example of the tokens of a record."""
+        if text[-1:] != [self.tokenizer.eos_token_id]:
+            text = [*text, self.tokenizer.eos_token_id]
+        length = len(start) + len(prompt) + len(text)
+        room = max(0, self.recipe.max_length - len(start))
+        kept = min(len(prompt), max(room - len(text), room // PROMPT_SHARE))
+        inputs = [*start, *prompt[len(prompt) - kept :], *text[: room - kept]][: self.recipe.max_length]
+        given = max(1, len(start) + kept) if self.recipe.loss_on == "Completion" else 1
+        return _checked(inputs, [int(at >= given) for at in range(len(inputs))], length, self.recipe)
 
 
 @dataclass(frozen=True)
@@ -109,7 +140,7 @@ class _Messages:
     tokenizer: Any
     recipe: Recipe
 
-    def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
+    def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | Unusable | None]:
         render = renderer(self.tokenizer, self.recipe.chat_template)
         special = special_ids(self.tokenizer)
         tools = records.get("tools") or [None] * len(records["messages"])
@@ -117,9 +148,9 @@ class _Messages:
         usable = [
             (i, item, text)
             for i, item in enumerate(rendered)
-            if item is not None and (text := text_to_read(item[-1], self.recipe)) is not None
+            if isinstance(item, tuple) and (text := text_to_read(item[-1], self.recipe)) is not None
         ]
-        found: list[Example | None] = [None] * len(rendered)
+        found: list[Example | Unusable | None] = [item if isinstance(item, Unusable) else None for item in rendered]
         tokens = token_spans(self.tokenizer, [text for *_, text in usable], add_special_tokens=False)
         for (i, item, _), (ids, offsets) in zip(usable, tokens):
             found[i] = self._example(*item, render, ids, offsets, special)
@@ -130,22 +161,25 @@ class _Messages:
         """How many characters of a text a tokenizer receives at most."""
         return CHARACTERS_PER_TOKEN * self.recipe.max_length
 
-    def _render(self, messages: Any, tools: Any, render: Render) -> tuple[list[Any], Any, str] | None:
-        """A record's messages, its tools, and the text of both; None for an unusable record.
+    def _render(self, messages: Any, tools: Any, render: Render) -> tuple[list[Any], Any, str] | Unusable:
+        """A record's messages, its tools, and the text of both; or why it cannot be used.
 
         Of a text that is too long for a tokenizer, only the beginning and one more character are returned: the texts of
         a whole batch are held at a time.
         """
         try:
-            messages = conversation(messages)
-            tools = conversation(tools) if tools else None
-            if rendering_cost(messages) + rendering_cost(tools) > RENDERED_CHARACTERS:
-                return None
-            if not all("role" in message for message in messages):
-                return None
-            return messages, tools, render(messages, tools, False)[: self._readable + 1]
-        except Exception:  # a template can raise anything for odd messages: only this record is dropped
-            return None
+            messages, tools = messages_of(messages), tools_of(tools)
+        except NotAConversation:
+            return Unusable.NO_CONVERSATION
+        if 2 * (rendering_cost(messages) + rendering_cost(tools)) > RENDERED_CHARACTERS:
+            return Unusable.TOO_LARGE  # to locate the first turn takes two renderings
+        try:
+            text = render(messages, tools, False)
+        except Exception:  # a template can raise anything for messages that it does not know
+            return Unusable.REWRITTEN
+        if not is_written(messages, tools, text, all_reasoning=self.recipe.loss_on == "All"):
+            return Unusable.REWRITTEN
+        return messages, tools, text[: self._readable + 1]
 
     def _example(
         self,
@@ -156,24 +190,22 @@ class _Messages:
         ids: list[int],
         offsets: list[tuple[int, int]],
         special: frozenset[int],
-    ) -> Example | None:
-        """An example of the text of `_render` and its tokens; None for an unusable record."""
+    ) -> Example | Unusable | None:
+        """An example of the text of `_render` and its tokens."""
         spans: list[tuple[int, int]] = []
         if self.recipe.loss_on != "All":
             read = max((end for _, end in offsets[: self.recipe.max_length]), default=0)
-            try:
-                if len(whole) > self._readable:  # `_render` cut it
-                    whole = render(messages, tools, False)
-                spans = assistant_turns(messages, tools, render, whole, read)
-            except Exception:  # as in `_render`
-                return None
+            if len(whole) > self._readable:  # `_render` cut it
+                whole = render(messages, tools, False)
+            spans = assistant_turns(messages, tools, render, whole, read)
         learned = self._learned(ids, offsets, spans)
         ends = self.tokenizer.eos_token_id
         closes = messages[-1]["role"] == "assistant" and ends is not None
         if closes and not _ends_special(whole, ids, offsets, special):
             learned.append(1 if self.recipe.loss_on == "All" or (spans and spans[-1][1] == len(whole)) else 0)
             ids = [*ids, ends]
-        return cut(ids, learned, self.recipe)
+        limit = self.recipe.max_length
+        return _checked(ids[:limit], learned[:limit], len(ids), self.recipe)
 
     def _learned(self, ids: list[int], offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[int]:
         """1 for each token that ends inside one of the spans."""
@@ -188,6 +220,13 @@ class _Messages:
                 learned[at] = int(at > 0)
                 at += 1
         return learned
+
+
+def _checked(inputs: list[int], target: list[int], length: int, recipe: Recipe) -> Example | Unusable | None:
+    """The example of a record that has `length` tokens, cut to maxLength; None if it is longer and must not be cut."""
+    if length > recipe.max_length and not recipe.truncate:
+        return None
+    return Example(inputs, target) if any(target[1:]) else Unusable.NOTHING_TO_LEARN
 
 
 def _ends_special(text: str, ids: list[int], offsets: list[tuple[int, int]], special: frozenset[int]) -> bool:

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tensorguard.data.images import ImageRecipe, decode, image_file
+from tensorguard.data.images import ImageRecipe, decode
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import Input, Target
-from tensorguard.data.tokenise import Encode, Example, label_or_none
+from tensorguard.data.tokenise import Encode, Example
+from tensorguard.data.unusable import Unusable
+from tensorguard.data.values import UnusableValue
 from tensorguard.models.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -81,11 +83,14 @@ class _LabelledImages:
     images: ImageRecipe
     recipe: Recipe
 
-    def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
+    def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | Unusable | None]:
         return [self._example(*record) for record in zip(records["image"], records["label"])]
 
-    def _example(self, image: Any, label: Any) -> Example | None:
-        """One image; None if it or its class cannot be used."""
-        number, content = label_or_none(label, self.recipe), image_file(image)
-        pixels = decode(content, self.images) if content is not None and number is not None else None
-        return None if pixels is None or number is None else Example(pixels, number)
+    def _example(self, image: bytes, label: str) -> Example | Unusable:
+        """One image, or why it or its class cannot be used."""
+        try:
+            number = self.recipe.class_of(label)
+        except UnusableValue as error:
+            return error.kind
+        pixels = decode(image, self.images)
+        return Unusable.NO_IMAGE if pixels is None else Example(pixels, number)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import Target
-from tensorguard.data.tokenise import Encode, Example, label_or_none, text_to_read, token_ids
+from tensorguard.data.tokenise import Encode, Example, text_to_read, token_ids
+from tensorguard.data.unusable import Unusable
+from tensorguard.data.values import UnusableValue
 from tensorguard.models.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -51,18 +53,22 @@ class _LabelledTexts:
     tokenizer: Any
     recipe: Recipe
 
-    def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
-        texts = [text_to_read(value, self.recipe) for value in records["text"]]
-        labels = [label_or_none(value, self.recipe) for value in records["label"]]
-        usable = [
-            (i, text, label)
-            for i, (text, label) in enumerate(zip(texts, labels))
-            if text is not None and text.strip() and label is not None
-        ]
+    def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | Unusable | None]:
+        found: list[Example | Unusable | None] = [None] * len(records["text"])
+        usable: list[tuple[int, str, int]] = []
+        for i, (text, label) in enumerate(zip(records["text"], records["label"])):
+            try:
+                number = self.recipe.class_of(label)
+            except UnusableValue as error:
+                found[i] = error.kind
+                continue
+            if (read := text_to_read(text, self.recipe)) is not None:
+                usable.append((i, read, number))
         limit = {"truncation": True, "max_length": self.recipe.max_length} if self.recipe.truncate else {}
-        found: list[Example | None] = [None] * len(texts)
         tokens = token_ids(self.tokenizer, [text for _, text, _ in usable], add_special_tokens=True, **limit)
-        for (i, _, label), ids in zip(usable, tokens):
-            if 0 < len(ids) <= self.recipe.max_length:
-                found[i] = Example(ids, label)
+        for (i, _, number), ids in zip(usable, tokens):
+            if not ids:
+                found[i] = Unusable.NOTHING_TO_LEARN
+            elif len(ids) <= self.recipe.max_length:
+                found[i] = Example(ids, number)
         return found

@@ -2,8 +2,8 @@
 
 A record is a list of words and a list of tags, one for each word. The words are joined by single spaces and tokenised
 as one text, as any text will be when the adapter is used. The tag of a word is the label of the first token that
-overlaps the word; all other tokens, special ones included, have no label. A record is dropped if the lists differ in
-length, if a word is not a string, or if a tag is not a class. Words behind `training.maxLength` have no label.
+overlaps the word; all other tokens, special ones included, have no label. A record cannot be used if the lists differ
+in length, if a word is not a string, or if a tag is not a class. Words behind `training.maxLength` have no label.
 
 The metric is the entity F1 that seqeval computes in its default mode, for tags in the IOB2 form: `B-x` begins an entity
 of type x, `I-x` continues it, `O` is outside of entities. An `I-x` that does not follow a tag of type x begins an
@@ -12,6 +12,7 @@ entity too. An entity is right if its type, its first and its last word are righ
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,16 +20,9 @@ from typing import TYPE_CHECKING, Any
 from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import IGNORE_INDEX, Target
-from tensorguard.data.tokenise import (
-    Encode,
-    Example,
-    is_fast,
-    label_or_none,
-    list_or_none,
-    text_or_none,
-    text_to_read,
-    token_spans,
-)
+from tensorguard.data.tokenise import Encode, Example, is_fast, text_to_read, token_spans
+from tensorguard.data.unusable import Unusable
+from tensorguard.data.values import UnusableValue
 from tensorguard.models.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -96,29 +90,33 @@ class _TaggedWords:
     tokenizer: Any
     recipe: Recipe
 
-    def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
-        tagged = [self._tagged(words, tags) for words, tags in zip(records["tokens"], records["tags"])]
-        found: list[Example | None] = [None] * len(tagged)
-        usable = [
-            (i, *record, text)
-            for i, record in enumerate(tagged)
-            if record is not None and (text := text_to_read(" ".join(record[0]), self.recipe)) is not None
-        ]
+    def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | Unusable | None]:
+        found: list[Example | Unusable | None] = [None] * len(records["tokens"])
+        usable: list[tuple[int, list[str], list[int], str]] = []
+        for i, (words, tags) in enumerate(zip(records["tokens"], records["tags"])):
+            try:
+                tagged = self._tagged(json.loads(words), json.loads(tags))
+            except UnusableValue as error:
+                found[i] = error.kind
+                continue
+            if (text := text_to_read(" ".join(tagged[0]), self.recipe)) is not None:
+                usable.append((i, *tagged, text))
         limit = {"truncation": True, "max_length": self.recipe.max_length} if self.recipe.truncate else {}
         encoded = token_spans(self.tokenizer, [text for *_, text in usable], **limit)
-        for (i, words, tags, _), (ids, offsets) in zip(usable, encoded):
-            if 0 < len(ids) <= self.recipe.max_length:
-                found[i] = Example(ids, first_token_labels(words, tags, offsets))
+        for (i, words, classes, _), (ids, offsets) in zip(usable, encoded):
+            labels = first_token_labels(words, classes, offsets)
+            if all(label == IGNORE_INDEX for label in labels):
+                found[i] = Unusable.NOTHING_TO_LEARN
+            elif len(ids) <= self.recipe.max_length:
+                found[i] = Example(ids, labels)
         return found
 
-    def _tagged(self, words: Any, tags: Any) -> tuple[list[str], list[int]] | None:
-        """The words and classes of one record; None where they are not lists of equal length."""
-        texts = [text_or_none(word) for word in list_or_none(words) or []]
-        classes = [label_or_none(tag, self.recipe) for tag in list_or_none(tags) or []]
-        known_texts = [text for text in texts if text is not None]
-        known_classes = [number for number in classes if number is not None]
-        whole = 0 < len(texts) == len(known_texts) == len(known_classes) == len(classes)
-        return (known_texts, known_classes) if whole else None
+    def _tagged(self, words: list[str], tags: list[str]) -> tuple[list[str], list[int]]:
+        """The words and classes of one record. Raises UnusableValue where they do not fit."""
+        classes = [self.recipe.class_of(tag) for tag in tags]
+        if len(words) != len(classes):
+            raise UnusableValue(Unusable.UNEVEN)
+        return words, classes
 
 
 def first_token_labels(words: Sequence[str], classes: Sequence[int], offsets: Sequence[tuple[int, int]]) -> list[int]:

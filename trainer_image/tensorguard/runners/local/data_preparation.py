@@ -7,6 +7,7 @@ Data.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,32 +57,41 @@ class PreparedData:
     digest: str
 
 
-def prepare_data(job: TenSafeTrainingJob, data: InMemoryData, key_file: Path, directory: Path) -> PreparedData:
+def prepare_data(
+    job: TenSafeTrainingJob, data: InMemoryData, key_file: Path, directory: Path, report: Callable[[str], None]
+) -> PreparedData:
     """Write the shards and the evaluation set to `directory`. Needs a running Ray.
+
+    `report` is called with each stage: which files are read, and which ones are left out.
 
     Raises:
         Exception: the model's tokenizer or the data cannot be read; `describe_error` gives the reason.
     """
+    from tensorguard.data.raw_table import Wanted
     from tensorguard.data.read import from_memory, read
-    from tensorguard.data.recipe import Recipe, columns_of
     from tensorguard.data.shards import prepare, prepare_public
     from tensorguard.models.source import resolve_model
     from tensorguard.models.tasks import tokeniser_of
 
     spec = job.spec
+    report("Loading the tokenizer")
     tokenise = tokeniser_of(spec, resolve_model(spec.model.name, spec.model.revision))
+    wanted = Wanted.of(spec)
     if data.train is not None:
-        dataset = from_memory(data.train, columns_of(spec))
+        dataset = from_memory(data.train, wanted)
     else:
-        dataset = read(spec.dataset.uri, columns_of(spec), format=spec.dataset.format, storage=spec.storage)
-    evaluation = None
+        uri = spec.dataset.uri
+        dataset = read(uri, wanted, format=spec.dataset.format, storage=spec.storage, report=report)
+    examples = evaluation = None
     if spec.evaluation is not None:
-        columns = Recipe.from_spec(spec).columns
+        wanted = Wanted.for_evaluation(spec)
         if data.evaluation is not None:
-            examples = from_memory(data.evaluation, columns, where="eval_dataset")
+            examples = from_memory(data.evaluation, wanted, where="eval_dataset")
         else:
-            uri = spec.evaluation.uri
-            examples = read(uri, columns, format=spec.evaluation.format, storage=spec.storage, where="spec.evaluation")
+            uri, form = spec.evaluation.uri, spec.evaluation.format
+            examples = read(uri, wanted, format=form, storage=spec.storage, report=report)
+    report("Reading and tokenising the data set")
+    if examples is not None:
         evaluation = prepare_public(examples, spec, tokenise, directory=directory)
     prepared = prepare(
         dataset,

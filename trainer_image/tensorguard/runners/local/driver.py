@@ -365,9 +365,8 @@ class _Run:
 
     def _prepare(self, work: Path) -> WorkerConfig:
         """The parameters of the workers, after their data was prepared in `work`."""
-        self._log.write_stage("Reading and tokenising the data set")
         with names_file(work / "shards"):
-            prepared = prepare_data(self.job, self.data, self._key_file, work)
+            prepared = prepare_data(self.job, self.data, self._key_file, work, self._log.write_stage)
         return WorkerConfig(
             job=dump_manifest(self.job, format="json"),
             job_uid=self.job.metadata.uid or "",

@@ -29,9 +29,9 @@ from tensorguard.audit_log.places import LOGGER as AUDIT_LOGGER
 from tensorguard.audit_log.places import audit_log_of
 from tensorguard.checkpoint.encryption import check_identity, read_identities, recipients_of
 from tensorguard.checkpoint.store import CheckpointStore
-from tensorguard.data.partition import why_no_record_is_usable
+from tensorguard.data.errors import DataError
+from tensorguard.data.partition import NO_RECORD
 from tensorguard.data.pod_shard import PodShard, prepare_pod_evaluation, prepare_pod_shard
-from tensorguard.data.recipe import Recipe
 from tensorguard.ledger.backends import LedgerLocation
 from tensorguard.models.source import resolve_model
 from tensorguard.models.tasks import tokeniser_of
@@ -42,7 +42,7 @@ from tensorguard.runners.run_folder import hold_run_lock
 from tensorguard.training.audit_trail import AuditTrail
 from tensorguard.training.collective_errors import AttemptFailed, run_on_all_ranks
 from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig, append_traceback
-from tensorguard.training.run_log import Ended, Listener, RunLog
+from tensorguard.training.run_log import Ended, Listener, LogRecord, Preparing, RunLog
 from tensorguard.training.worker import train
 
 
@@ -122,7 +122,7 @@ def train_in_pod(
     files.run.mkdir(parents=True, exist_ok=True)
     with _pod_log(files, channel.rank) as log:
         try:
-            config = configure(files, channel, barrier)
+            config = configure(files, channel, barrier, log.write_record)
         except AttemptFailed as failure:
             record_failed_start(files, channel.rank, 0, failure, log.write_record)
             return
@@ -139,12 +139,17 @@ def record_failed_start(
         append_traceback(files.private / TRACEBACKS.format(process=f"rank{rank}"), attempt)
     if rank == 0:
         ended = Ended(time.time(), attempt, failure.reason.value, str(failure))
-        run_log = RunLog(files.run / RUN_LOG)
-        run_log.write(ended)
-        run_log.close()
-        if listener is not None:
-            listener(ended)
+        _write_record(files, ended, listener)
         _log_refusal(files, attempt or None, failure)
+
+
+def _write_record(files: RankFiles, record: LogRecord, listener: Listener | None) -> None:
+    """Write a record to the run log before the worker opens it, and pass it to `listener`."""
+    run_log = RunLog(files.run / RUN_LOG)
+    run_log.write(record)
+    run_log.close()
+    if listener is not None:
+        listener(record)
 
 
 def _log_refusal(files: RankFiles, attempt: int | None, failure: AttemptFailed) -> None:
@@ -176,21 +181,22 @@ def _pod_log(files: PodFiles, rank: int) -> Iterator[PodLog]:
         log.close()
 
 
-def configure(files: RankFiles, channel: Channel, barrier: Barrier) -> WorkerConfig:
+def configure(files: RankFiles, channel: Channel, barrier: Barrier, listener: Listener | None = None) -> WorkerConfig:
     """Prepare this rank's data, and return the parameters of its worker. Every rank calls this.
+
+    Rank 0 writes to the run log and `listener` which files are read, and which ones are left out.
 
     Raises:
         AttemptFailed: on every rank, if any of them cannot start.
     """
-    prepared = run_on_all_ranks(channel, lambda: _prepare_together(files, channel, barrier))
+    prepared = run_on_all_ranks(channel, lambda: _prepare_together(files, channel, barrier, listener))
     job, shard = prepared.job, prepared.shard
     received = channel.all_gather(bytes([shard.empty]) + shard.digest.encode())
     if any(each[1:] != received[0][1:] for each in received):
         message = "spec.dataset: the workers read different records: do not change the data while the job runs"
         raise AttemptFailed(Reason.DATASET_UNREADABLE, message)
     if all(each[0] for each in received):
-        message = f"spec.dataset: no record is usable: {why_no_record_is_usable(Recipe.from_spec(job.spec))}"
-        raise AttemptFailed(Reason.DATASET_UNSUITABLE, message)
+        raise AttemptFailed(Reason.DATASET_UNSUITABLE, f"spec.dataset: {NO_RECORD}")
     location, attempt = files.ledger_location()
     signing = job.spec.checkpoint.signing is not None
     identity = files.identity_file(job)
@@ -225,15 +231,28 @@ class _Prepared:
         return tuple(str(self.shard.shard) if rank == channel.rank else "" for rank in range(channel.size))
 
 
-def _prepare_together(files: RankFiles, channel: Channel, barrier: Barrier) -> _Prepared:
-    """Call `_prepare`, and wait until it has returned or raised on every rank."""
+def _prepare_together(files: RankFiles, channel: Channel, barrier: Barrier, listener: Listener | None) -> _Prepared:
+    """Call `_prepare`, and wait until it has returned or raised on every rank.
+
+    The private cause of unusable data goes to the rank's private log.
+    """
     try:
-        return _prepare(files, channel)
+        return _prepare(files, channel, listener)
+    except DataError as error:
+        if error.__cause__ is not None:
+            append_traceback(
+                files.private / TRACEBACKS.format(process=f"rank{channel.rank}"), files.ledger_location()[1]
+            )
+        raise
     finally:
         barrier()
 
 
-def _prepare(files: RankFiles, channel: Channel) -> _Prepared:
+def _prepare(files: RankFiles, channel: Channel, listener: Listener | None) -> _Prepared:
+    def report(what: str) -> None:
+        if channel.rank == 0:
+            _write_record(files, Preparing(time.time(), what), listener)
+
     job, key = _completed(files.job()), files.key()
     files.ledger_location()  # checked before the data is read
     spec, directory = job.spec, files.work
@@ -242,10 +261,17 @@ def _prepare(files: RankFiles, channel: Channel) -> _Prepared:
         _check_encryption(files, job)
         CheckpointStore.for_job(job).check_writable(wait=True)  # a restart may happen during an outage
     tokenise = tokeniser_of(spec, resolve_model(spec.model.name, spec.model.revision))
-    evaluation = prepare_pod_evaluation(spec, tokenise, rank=channel.rank, directory=directory)
+    evaluation = prepare_pod_evaluation(spec, tokenise, rank=channel.rank, directory=directory, report=report)
     public = evaluation if spec.evaluation and spec.evaluation.visibility == "Public" else None
     shard = prepare_pod_shard(
-        spec, tokenise, rank=channel.rank, workers=channel.size, key=key, directory=directory, public=public
+        spec,
+        tokenise,
+        rank=channel.rank,
+        workers=channel.size,
+        key=key,
+        directory=directory,
+        public=public,
+        report=report,
     )
     return _Prepared(job, shard, evaluation)
 
