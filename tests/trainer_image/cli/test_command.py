@@ -361,7 +361,7 @@ def test_help_needs_neither_torch_nor_ray() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("verb", ["run", "validate", "account", "ledger", "keygen", "verify"])
+@pytest.mark.parametrize("verb", ["run", "validate", "inspect", "account", "ledger", "keygen", "verify"])
 def test_help_of_a_verb_explains_every_option_with_examples(verb: str) -> None:
     [subparsers] = [action.choices for action in command_parser()._actions if isinstance(action.choices, dict)]
     parser = subparsers[verb]

@@ -20,6 +20,7 @@ EXPORTED = {
     "ConfigurationError",
     "DistributedDPConfig",
     "DistributedRDPAccountant",
+    "Inspection",
     "PrivacyBudgetExceeded",
     "RayTimeoutError",
     "RunningTrainer",

@@ -10,7 +10,20 @@ import sys
 from collections.abc import Sequence
 
 from tensafe_api.clean_text import clean_lines
-from tensorguard.cli import account, audit, decrypt, export, keygen, ledger, plan, run, statement, validate, verify
+from tensorguard.cli import (
+    account,
+    audit,
+    decrypt,
+    export,
+    inspect,
+    keygen,
+    ledger,
+    plan,
+    run,
+    statement,
+    validate,
+    verify,
+)
 from tensorguard.cli.arguments import Parser, ShowVersion
 from tensorguard.cli.exit_codes import INTERRUPTED, CommandError
 from tensorguard.cli.verbs import call_verb
@@ -18,6 +31,7 @@ from tensorguard.cli.verbs import call_verb
 _EPILOG = """\
 examples:
   tensafe validate job.yaml                     check a manifest, and show ε, σ and the number of steps
+  tensafe inspect job.yaml                      show what it would train: records, units, lengths, faults in the data
   tensafe plan job.yaml                         compare numbers of steps and batches by their noise
   tensafe run job.yaml --output-dir runs/first  train; Ctrl-C saves a checkpoint, --resume continues
   tensafe ledger runs/first                     show the ε that a run has spent
@@ -63,7 +77,7 @@ def command_parser() -> Parser:
     parser.add_argument("--version", action=ShowVersion)
     parser.set_defaults(handler=None)
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=Parser)
-    for verb in (run, validate, plan, account, ledger, audit, statement, verify, decrypt, keygen, export):
+    for verb in (run, validate, inspect, plan, account, ledger, audit, statement, verify, decrypt, keygen, export):
         verb.add_parser(subparsers)
     return parser
 

@@ -9,11 +9,13 @@ from tensorguard.distributed._checkpoints import TSSPCheckpointCallback
 from tensorguard.distributed._config import DistributedDPConfig, SecureAggregationConfig, TenSafeTrainingConfig
 from tensorguard.distributed._errors import ConfigurationError, PrivacyBudgetExceeded, RayTimeoutError, TrainingFailed
 from tensorguard.distributed._trainer import TenSafeResult, TenSafeTrainer
+from tensorguard.inspection.inspection import Inspection
 
 __all__ = [
     "ConfigurationError",
     "DistributedDPConfig",
     "DistributedRDPAccountant",
+    "Inspection",
     "PrivacyBudgetExceeded",
     "RayTimeoutError",
     "RunningTrainer",

@@ -1,4 +1,4 @@
-"""`TenSafeTrainer.fit`: the local runner behind `tensafe run`, called from Python.
+"""`TenSafeTrainer.fit`: the local runner behind `tensafe run`, called from Python; `inspect` is `tensafe inspect`.
 
 In: a configuration, callbacks, and data in memory. `_manifests` makes a `TenSafeTrainingJob` of them, and
 `tensorguard.runners.local.driver` trains it in worker processes. Out: a result, or an exception, made from the job's
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from tensafe_api.resolve import Plan, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Status
 from tensafe_api.tasks import METRICS
+from tensorguard.data.errors import DataError
 from tensorguard.distributed._audit import AuditLogCopy
 from tensorguard.distributed._callbacks import TenSafeCallback
 from tensorguard.distributed._checkpoints import TSSPCheckpointCallback
@@ -38,12 +39,16 @@ from tensorguard.distributed._manifests import build_job, run_folder
 from tensorguard.distributed._progress_log import log_record, report_plan, visible_logs
 from tensorguard.distributed._resume import check_resumes
 from tensorguard.distributed._signals import StopOnSignal
+from tensorguard.inspection.inspection import Inspection
+from tensorguard.inspection.job import inspect_job
 from tensorguard.ledger.contract import LedgerMissing
 from tensorguard.ledger.file import FileLedger
+from tensorguard.models.source import ModelNotFoundError
+from tensorguard.models.unsupported import UnsupportedModelError
 from tensorguard.runners.local import driver
 from tensorguard.runners.local.data_preparation import InMemoryData
 from tensorguard.runners.local.private_folder import PrivateFolder
-from tensorguard.runners.preflight import RunRefused
+from tensorguard.runners.preflight import RunRefused, with_absolute_paths
 from tensorguard.signing.keys import PKCS11_SCHEME, SIGNING_KEY_VARIABLE, SIGSTORE_SCHEME, identity_in_environment
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.private_metrics import PrivateMetricsReader
@@ -144,14 +149,7 @@ class TenSafeTrainer:
             KeyboardInterrupt: after Ctrl-C, once a checkpoint is saved.
             Exception: whatever a callback or a logging handler raised, once a checkpoint is saved.
         """
-        if train_dataset is None:
-            raise ConfigurationError("train_dataset: missing: pass the private data, or the path or URI of its files")
-        if eval_dataset is train_dataset:
-            raise ConfigurationError(
-                "eval_dataset: it is train_dataset, so exact losses of the private data would be shown: "
-                "pass a public data set, or leave eval_dataset out"
-            )
-        check_kind(eval_dataset, "eval_dataset")
+        _check_datasets(train_dataset, eval_dataset)
         eval_uri = uri_of(eval_dataset)
         job = build_job(self.config, train_dataset, evaluates=eval_dataset is not None, eval_uri=eval_uri)
         output_dir = run_folder(self.config)
@@ -220,6 +218,36 @@ class TenSafeTrainer:
         _raise_failure(finished, output_dir)
         return TenSafeResult(finished, _metrics(finished), _checkpoint(finished), output_dir)
 
+    def inspect(self, train_dataset: Any, eval_dataset: Any = None, *, show_records: bool = False) -> Inspection:
+        """Count what `fit` would train, without training or spending anything. The result is private.
+
+        The data is read in this process; the model's weights are not. What `fit` would refuse in the data is in
+        `refusals` of the result, and everything else is counted nevertheless.
+
+        Args:
+            train_dataset: as for `fit`.
+            eval_dataset: as for `fit`.
+            show_records: whether the result has content: three records with the tokens that are learned, ids that look
+                alike, and labels that are no class.
+
+        Raises:
+            ConfigurationError: the configuration is invalid, or the model's tokenizer cannot be loaded.
+        """
+        _check_datasets(train_dataset, eval_dataset)
+        eval_uri = uri_of(eval_dataset)
+        job = build_job(self.config, train_dataset, evaluates=eval_dataset is not None, eval_uri=eval_uri)
+        try:
+            found = inspect_job(
+                with_absolute_paths(resolve_job(job)[0], Path.cwd()),
+                train=in_memory(train_dataset),
+                evaluation=in_memory(eval_dataset),
+                show_records=show_records,
+            )
+        except (ManifestError, DataError, ModelNotFoundError, UnsupportedModelError) as error:
+            raise ConfigurationError(with_python_names(str(error))) from None
+        named = (replace(each, field=with_python_names(each.field)) for each in found.suggestions)
+        return replace(found, suggestions=tuple(named), refusals=tuple(map(with_python_names, found.refusals)))
+
     def _signing_key(self) -> str | Path | None:
         """What signs the checkpoints: the file of a key, or where another one is (`key_location`); None without one."""
         key = self.config.signing_key or os.environ.get(SIGNING_KEY_VARIABLE)
@@ -279,6 +307,18 @@ class TenSafeTrainer:
         return state.steps_charged, job_epsilon(
             state.spec.mechanism, state.steps_charged, state.spec.delta, state.spec.accountant
         )
+
+
+def _check_datasets(train_dataset: Any, eval_dataset: Any) -> None:
+    """Refuse data sets that are missing, of a kind that is none, or the same."""
+    if train_dataset is None:
+        raise ConfigurationError("train_dataset: missing: pass the private data, or the path or URI of its files")
+    if eval_dataset is train_dataset:
+        raise ConfigurationError(
+            "eval_dataset: it is train_dataset, so exact losses of the private data would be shown: "
+            "pass a public data set, or leave eval_dataset out"
+        )
+    check_kind(eval_dataset, "eval_dataset")
 
 
 def _raise_failure(job: TenSafeTrainingJob, output_dir: Path) -> None:
