@@ -62,7 +62,7 @@ DATA: tuple[Mutation, ...] = (
     ),
     Mutation(
         "an id is a number with a fraction",
-        (Edit(_VALUES, "if not value.is_integer() or abs(value) > EXACT_FLOAT:", "if False:"),),
+        (Edit(_VALUES, "if not value.is_integer() or abs(value) >= EXACT_FLOAT:", "if False:"),),
         (_ONE_TABLE,),
     ),
     Mutation(
@@ -81,8 +81,8 @@ DATA: tuple[Mutation, ...] = (
         (
             Edit(
                 TRAINER + "data/files.py",
-                "            folders = self.check_columns(path)\n",
-                "            folders = self.folder_columns(path)\n",
+                "            folders, fixed = self.check_columns(path)\n",
+                "            folders, fixed = self.folder_columns(path), True\n",
             ),
         ),
         (DATA_TESTS + "test_units.py::test_types_of_each_file_are_checked",),

@@ -92,12 +92,6 @@ def test_statement_records_that_records_without_an_id_are_units() -> None:
     assert [inputs(missing=missing).own_units for missing in (None, "Refuse", "OwnUnit")] == [False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("unusable", "missing", "refuses"),
-    [(None, None, True), ("Refuse", "OwnUnit", True), ("Skip", None, True), ("Skip", "OwnUnit", False)],
-)
-def test_statement_records_whether_a_record_can_end_the_job(
-    unusable: str | None, missing: str | None, refuses: bool
-) -> None:
-    """One that cannot be used does so unless it is skipped, one without an id unless it is a unit by itself."""
-    assert inputs(unusable=unusable, missing=missing).refuses_records == refuses
+@pytest.mark.parametrize(("unusable", "refuses"), [(None, True), ("Refuse", True), ("Skip", False)])
+def test_statement_records_whether_an_unusable_record_ends_the_job(unusable: str | None, refuses: bool) -> None:
+    assert inputs(unusable=unusable).refuses_records == refuses

@@ -25,6 +25,7 @@ class Unusable(Enum):
     NO_ID = "NoId"
     NO_TEXT = "NoText"
     NOT_TEXT = "NotText"
+    NO_WORDS = "NoWords"
     NOT_UTF8 = "NotUtf8"
     NO_LABEL = "NoLabel"
     UNKNOWN_LABEL = "UnknownLabel"
@@ -46,9 +47,10 @@ _DESCRIPTIONS = {
     Unusable.NO_ID: "no id of a user",
     Unusable.NO_TEXT: "no text",
     Unusable.NOT_TEXT: "a value that is not text",
+    Unusable.NO_WORDS: "no list of words or tags, or its JSON text",
     Unusable.NOT_UTF8: "text that is not UTF-8",
     Unusable.NO_LABEL: "no label",
-    Unusable.UNKNOWN_LABEL: "a label that is none of the classes (model.labelNames, or numbers from 0)",
+    Unusable.UNKNOWN_LABEL: "a label that is none of the classes (only the names, if model.labelNames has them)",
     Unusable.UNEVEN: "another number of tags than of tokens",
     Unusable.NO_IMAGE: "no complete PNG, JPEG, BMP or GIF image of a size that can be read",
     Unusable.NO_CONVERSATION: "no conversation: a list of messages, each with a role and a text",

@@ -119,28 +119,28 @@ def label_of(value: Any) -> str:
     raise UnusableValue(Unusable.NO_LABEL if value is None else Unusable.UNKNOWN_LABEL)
 
 
-def list_of(value: Any, kind: Unusable) -> list[Any]:
-    """A list, or the JSON text of one. Raises UnusableValue of `kind` for any other value."""
+def list_of(value: Any) -> list[Any]:
+    """A list, or the JSON text of one. Raises UnusableValue for any other value."""
     if isinstance(value, str | bytes):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise UnusableValue(kind) from None
+            raise UnusableValue(Unusable.NO_WORDS) from None
     value = python_value(value)
     if not isinstance(value, list) or not value:
-        raise UnusableValue(kind)
+        raise UnusableValue(Unusable.NO_WORDS)
     return value
 
 
 def words_of(value: Any) -> list[str]:
     """The words of a text. Raises UnusableValue for anything but a list of texts, of which some may be blank."""
-    words = list_of(value, Unusable.NO_TEXT)
+    words = list_of(value)
     return [word if word == "" else text_of(word) for word in words]
 
 
 def tags_of(value: Any) -> list[str]:
     """The classes of words, each as `label_of`. Raises UnusableValue for anything but a list of classes."""
-    return [label_of(each) for each in list_of(value, Unusable.NO_LABEL)]
+    return [label_of(each) for each in list_of(value)]
 
 
 def image_of(value: Any) -> bytes:

@@ -57,7 +57,7 @@ def build_job(
                 "name": str(config.model_name),
                 "task": task,
                 "numLabels": _int(config, "num_labels"),
-                "labelNames": list(config.label_names),
+                "labelNames": list(config.label_names or ()),
             },
             "lora": _lora(config),
             "dataset": {
