@@ -121,8 +121,9 @@ def ray_cluster():
     if ray.is_initialized():
         yield
         return
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    # "local": the machine may have a cluster, or Ray's note of one that has ended.
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", os.environ.get("RAY_AUTH_MODE", "disabled"))
+        # "local": the machine may have a cluster, or Ray's note of one that has ended.
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+        yield
+        ray.shutdown()

@@ -53,9 +53,10 @@ def test_path_that_leads_nowhere_is_refused(tmp_path: Path, path: str) -> None:
         assert f"has no column '{path}'" in each if path == "u.ID" else f"'{path}' holds a list" in each
 
 
-def test_second_header_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("header", ["id,text", "\ufeffid,text", " id,text", "ID,Text", '"id","text"'], ids=ascii)
+def test_second_header_is_refused(tmp_path: Path, header: str) -> None:
     """`cat a.csv b.csv`, where the columns of b are in another order: each note of b would be a user."""
-    (tmp_path / "d.csv").write_text("text,id\na,7\nid,text\n7,b\n7,c\n")
+    (tmp_path / "d.csv").write_text(f"text,id\na,7\n{header}\n7,b\n7,c\n")
     assert "d.csv, line 3: " in refusal(tmp_path)
 
 

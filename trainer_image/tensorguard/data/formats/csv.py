@@ -187,13 +187,15 @@ def _values(
         columns = FileColumns(header, advice="", objects=False)
         columns.check(wanted, file.path, f"{file.where}.columns")
         positions = [header.index((columns.find(name) or ("",))[0]) for name in wanted]
-    width, names = len(header), sorted(map(form_of, header))
+    width, names = len(header), {form_of(name).casefold() for name in header} - {""}
+    longest = max(map(len, header), default=0) + 2  # a byte order mark or a space may be before a name
     for at, row in rows:
         if len(row) != width:
             raise file.fault(place(file, at), _why_not_as_wide(row, width))
-        if not by_position and row[positions[0]] in header and sorted(map(form_of, row)) == names:
-            raise file.fault(place(file, at), "it has the columns' names again, as where files are joined: remove it")
         values = [row[i] for i in positions]
+        may_be_names = not by_position and len(values) > 1 and all(len(value) <= longest for value in values)
+        if may_be_names and all(form_of(value).casefold() in names for value in values):
+            raise file.fault(place(file, at), "it has the columns' names again, as where files are joined: remove it")
         yield at, sum(map(len, values)), [None if value in file.nulls else value for value in values]
 
 
