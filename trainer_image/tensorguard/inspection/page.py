@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
-from tensafe_api.clean_text import clean
 from tensorguard.inspection import text
 from tensorguard.inspection.distribution import Distribution
 from tensorguard.inspection.inspection import Inspection
+from tensorguard.statements.page import page_environment
 
 WIDTH, HEIGHT = 640.0, 200.0
 LEFT, RIGHT, TOP, BOTTOM = 24.0, 24.0, 22.0, 34.0
@@ -52,7 +48,7 @@ def render_page(found: Inspection) -> str:
     """The inspection as a self-contained HTML page, in UTF-8 when it is written."""
     lengths = found.lengths
     return (
-        _environment()
+        page_environment("tensorguard.inspection")
         .get_template("page.html.j2")
         .render(
             found=found,
@@ -109,20 +105,3 @@ def label_bars(labels: Mapping[str, int]) -> tuple[Bar, ...]:
         Bar(LABEL_WIDTH, round(number * ROW, 1), round(room * count / most, 1), 0.7 * ROW, name, count)
         for number, (name, count) in enumerate(shown.items())
     )
-
-
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("tensorguard.inspection"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        finalize=_finalize,
-    )
-
-
-def _finalize(value: Any) -> Any:
-    """What an expression of the template prints, before it is escaped."""
-    return value if isinstance(value, Markup | int | float) else clean(value)

@@ -21,7 +21,7 @@ _TEMPLATE = "page.html.j2"
 
 def render_page(report: Report) -> str:
     """The report as a self-contained HTML page, in UTF-8 when it is written."""
-    template = _environment().get_template(_TEMPLATE)
+    template = page_environment("tensorguard.statements").get_template(_TEMPLATE)
     return template.render(
         report=report.parts,
         statement=report.document,
@@ -31,9 +31,10 @@ def render_page(report: Report) -> str:
     )
 
 
-def _environment() -> Environment:
+def page_environment(package: str) -> Environment:
+    """Jinja's environment for the pages whose templates are in a package: it escapes and cleans what they print."""
     return Environment(
-        loader=PackageLoader("tensorguard.statements"),
+        loader=PackageLoader(package),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
