@@ -107,8 +107,8 @@ def pair_keys(peers: range) -> dict[int, PairKey]:
 
 def measure(workers: int, dimension: int, repeats: int) -> Cost:
     """The cost for one worker of a group."""
-    session = Session(job="benchmark", attempt=1, incarnation=1, workers=workers, colluders=0)
-    graph, peers = NeighbourGraph.of(workers, 0), PreparedPeers(session)
+    session = Session(job="benchmark", attempt=1, incarnation=1, workers=workers)
+    graph, peers = NeighbourGraph.of(workers), PreparedPeers(session)
     everyone = pair_keys(range(1, workers))
 
     def start() -> tuple[int, ...]:

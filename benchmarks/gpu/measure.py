@@ -14,7 +14,7 @@ from benchmarks.gpu.setting import Setting, Timed, peak_memory, synchronize
 from benchmarks.gpu.variants import Step, Variant, private, trained
 from tensorguard.aggregation.channel import Channel
 from tensorguard.aggregation.masks import pairwise_mask
-from tensorguard.aggregation.neighbours import MIN_DEGREE
+from tensorguard.aggregation.neighbours import MAX_DEGREE
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.privacy.stream import SecretStream
 
@@ -96,7 +96,7 @@ class _NoiseAndMasks:
 
     def __init__(self, noise: DiscreteGaussian, dimension: int) -> None:
         self._noise = noise
-        self._pairs = masks.pair_keys(range(1, MIN_DEGREE + 1))
+        self._pairs = masks.pair_keys(range(1, MAX_DEGREE + 1))
         self._nothing = np.zeros(dimension, dtype=np.int64)
         self._step = 0
         self.on = True

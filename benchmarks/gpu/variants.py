@@ -120,7 +120,7 @@ def private(
 def _private_step(setting: Setting, channel: Channel, made: Trained, gradients: PerExampleGradients) -> PrivateStep:
     device, batch = setting.device, setting.size.batch
     mechanism, stream = example_mechanism(1, sigma=str(NOISE_MULTIPLIER), batch=batch), SecretStream()
-    session = Session(job="benchmark", attempt=1, incarnation=1, workers=1, colluders=0)
+    session = Session(job="benchmark", attempt=1, incarnation=1, workers=1)
     units = shard(setting)
     return PrivateStep(
         aggregator=create_aggregator(AggregationConfig(channel, session, JOB_KEY, mechanism.grid_bits, "Standard")),

@@ -255,7 +255,7 @@ def log_share_of_samplers(target_delta: str) -> float:
 
 
 def job_epsilon(mechanism: Mechanism, steps: int, target_delta: str, accountant: AccountantName) -> float:
-    """ε of `steps` charged steps against readers who hold the noise shares of `mechanism.colluders` workers."""
+    """ε of `steps` charged steps against readers of the released outputs, who know no worker's share of the noise."""
     return epsilon(
         sample_rate=float(mechanism.sample_rate),
         noise_multiplier=float(mechanism.noise_multiplier),
@@ -290,18 +290,6 @@ def claimed_steps(
         at_most=planned,
     )
     return max(charged, possible)
-
-
-def outsider_epsilon(mechanism: Mechanism, steps: int, target_delta: str, accountant: AccountantName) -> float:
-    """ε of `steps` charged steps against an adversary who holds no worker's share of the noise."""
-    return epsilon(
-        sample_rate=float(mechanism.sample_rate),
-        noise_multiplier=mechanism.outsider_noise_multiplier,
-        steps=steps,
-        delta=job_delta(target_delta),
-        accountant=accountant,
-        earlier=mechanism.earlier_events,
-    )
 
 
 def format_epsilon(value: float) -> str:

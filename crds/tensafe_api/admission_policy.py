@@ -29,7 +29,7 @@ KEEP_ANNOTATIONS = {
 """Annotations of objects that must outlive an installation: `helm uninstall` and Argo CD keep them."""
 POLICY_KIND, BINDING_KIND = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
 POLICY_NAME = "privacyledgers.tensafe.io"
-GUARD_VERSION = 2
+GUARD_VERSION = 3
 """Version of all rules that protect ledgers: of these policies, and of the CRD. It rises with each change of a rule, so
 that an operator knows older ones.
 """

@@ -23,7 +23,6 @@ from pydantic.alias_generators import to_camel
 
 from tensafe_api.resources.base import Block
 from tensafe_api.resources.numeric import (
-    Colluders,
     NoiseMultiplier,
     Positive,
     PositiveDecimal,
@@ -81,8 +80,7 @@ class Mechanism(Block):
         description="q: probability with which each unit joins a step, independently of the others."
     )
     noise_multiplier: PositiveDecimal = Field(
-        description="Sigma: standard deviation of the noise divided by the clip norm, as it protects against colluding "
-        "workers."
+        description="Sigma: standard deviation of the noise divided by the clip norm."
     )
     clip: PositiveDecimal = Field(description="C: bound of the L2 norm of one unit's gradient.")
     unit: Literal["Example", "User"] = Field(
@@ -94,9 +92,6 @@ class Mechanism(Block):
         "in place of one unit of the other, and the number of units is public.",
     )
     workers: Workers = Field(description="N: number of workers, each of which adds a share of the noise.")
-    colluders: Colluders = Field(
-        description="t: number of workers that may share their noise and still face noise of sigma."
-    )
     grid_bits: Annotated[int, Field(strict=True, ge=1, le=30)] = Field(
         description="k: one clip norm is 2^k steps of the integer grid."
     )
@@ -124,14 +119,13 @@ class Mechanism(Block):
         return 1 << self.grid_bits
 
     @property
-    def outsider_noise_multiplier(self) -> float:
-        """σ√(N/(N−t)): the noise multiplier against an adversary who holds no worker's share."""
-        return float(self.noise_multiplier) * math.sqrt(self.workers / (self.workers - self.colluders))
-
-    @property
     def share_sigma(self) -> float:
-        """σ_w = σ·S/√(N−t): the standard deviation of one worker's share, in grid steps."""
-        return float(self.noise_multiplier) * self.grid / math.sqrt(self.workers - self.colluders)
+        """σ_w = σ·S/√N: the standard deviation of one worker's share, in grid steps.
+
+        All N shares together have the standard deviation σ·S, and ε counts all of them. So ε is for readers of the
+        released outputs. Assumed: every worker adds its share, and neither subtracts it nor reveals it to a reader.
+        """
+        return float(self.noise_multiplier) * self.grid / math.sqrt(self.workers)
 
 
 class PrivacyEvent(FrozenModel):
@@ -144,10 +138,7 @@ class PrivacyEvent(FrozenModel):
 
 
 def charged_events(mechanism: Mechanism, steps: int) -> tuple[PrivacyEvent, ...]:
-    """The privacy events of `steps` charged steps, after those of earlier trainings.
-
-    σ is the noise that remains when all colluders share theirs.
-    """
+    """The privacy events of `steps` charged steps, after those of earlier trainings."""
     own = PrivacyEvent(sample_rate=mechanism.sample_rate, noise_multiplier=mechanism.noise_multiplier, steps=steps)
     return (*mechanism.earlier_events, own)
 

@@ -104,10 +104,6 @@ class Claim:
         """ε of the steps to sign off."""
         return self.epsilon(self.claimed_steps(charged))
 
-    def epsilon_against_outsider(self, charged: int) -> float:
-        """ε of the steps to sign off, against an adversary who holds no worker's share of the noise."""
-        return accounting.outsider_epsilon(self.mechanism, self.claimed_steps(charged), self.delta, self.accountant)
-
 
 @dataclass(frozen=True)
 class Plan(Claim):
@@ -162,16 +158,14 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
             f"the number of units is {counted}, but spec.dataset.unit.atLeast is {at_least}: remove the annotation, "
             "which is for jobs whose units were counted",
         )
-    workers, colluders = spec.cluster.ranks, spec.aggregation.colluding_workers
     mechanism = Mechanism(
         sample_rate=sample_rate,
         noise_multiplier=sigma,
         clip=spec.privacy.max_grad_norm,
         unit="User" if spec.dataset.unit.kind == "User" else "Example",
         adjacency="ZeroOut" if counted else "AddOrRemoveOne",
-        workers=workers,
-        colluders=colluders,
-        grid_bits=_grid_bits(batch, float(sigma), workers, colluders),
+        workers=spec.cluster.ranks,
+        grid_bits=_grid_bits(batch, float(sigma)),
         expected_batch_size=batch,
         earlier_steps=earlier,
     )
@@ -270,9 +264,9 @@ def _accountant_and_sigma(
         ) from error
 
 
-def _grid_bits(batch: int, sigma: float, workers: int, colluders: int) -> int:
+def _grid_bits(batch: int, sigma: float) -> int:
     """k of S = 2^k: the finest grid on which B + 8√B clip norms and eight standard deviations of noise fit an int32."""
-    widest = batch + 8 * math.sqrt(batch) + 8 * sigma * math.sqrt(workers / (workers - colluders))
+    widest = batch + 8 * math.sqrt(batch) + 8 * sigma
     bits = min(MAX_GRID_BITS, math.floor(math.log2(CARRIER_MAX / widest)))
     if bits < MIN_GRID_BITS:
         raise _problem(

@@ -217,10 +217,6 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
             "stepsRecharged": inputs.steps_recharged,
             "stepsPlanned": inputs.planned_steps,
         },
-        "againstOutsider": {
-            "epsilon": accounting.format_epsilon(accounting.outsider_epsilon(mechanism, claimed, delta, accountant)),
-            "steps": claimed,
-        },
         "mechanism": {
             "assumed": "Poisson-sampled Gaussian, of a σ that is smaller by a share that pays for the noise being "
             "discrete",
@@ -323,7 +319,6 @@ def recompute_epsilon(document: Mapping[str, Any]) -> str:
 def render_markdown(document: Mapping[str, Any]) -> str:
     """The statement as a Markdown page."""
     claim, spent, mechanism = document["claim"], document["spent"], document["mechanism"]
-    outsider = document["againstOutsider"]
     before = sum(event["steps"] for event in document["events"][:-1])
     earlier = f" and {before} earlier ones" if before else ""
     lines = [
@@ -342,13 +337,11 @@ def render_markdown(document: Mapping[str, Any]) -> str:
         f"| ε spent, of {spent['stepsCharged']} steps ({spent['stepsRecharged']} charged again){earlier} "
         f"| {spent['epsilon']} |",
         f"| planned steps | {spent['stepsPlanned']} |",
-        f"| ε against an adversary who holds no worker's share of the noise, of {outsider['steps']} steps{earlier} "
-        f"| {outsider['epsilon']} |",
         f"| δ | {claim['delta']} |",
         f"| sampling rate q | {mechanism['sampleRate']} |",
         f"| noise multiplier σ | {mechanism['noiseMultiplier']} |",
         f"| clip norm C | {mechanism['clip']} |",
-        f"| workers, and how many of them may collude | {mechanism['workers']}, {mechanism['colluders']} |",
+        f"| workers | {mechanism['workers']} |",
         f"| expected batch, in units | {mechanism['expectedBatchSize']} |",
         f"| grid | 2^{mechanism['gridBits']} steps in C, {mechanism['dimension']} coordinates |",
         f"| mechanism that ran | {mechanism['run']} |",

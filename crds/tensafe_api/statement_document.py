@@ -78,13 +78,6 @@ class SpentPart(_Part):
     steps_planned: Count
 
 
-class OutsiderPart(_Part):
-    """The claim against an adversary who holds no worker's share of the noise."""
-
-    epsilon: Epsilon = Field(description="ε in nats.")
-    steps: Count
-
-
 class MechanismPart(Mechanism):
     """The mechanism that ran, and the one that the accounting assumes."""
 
@@ -150,7 +143,6 @@ class StatementDocument(_Part):
     job: JobPart
     claim: ClaimPart
     spent: SpentPart
-    against_outsider: OutsiderPart
     mechanism: MechanismPart
     events: list[PrivacyEvent] = Field(
         min_length=1,

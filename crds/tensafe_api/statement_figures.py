@@ -37,7 +37,7 @@ def check_figures(raw: Mapping[str, Any], document: StatementDocument) -> None:
     Raises:
         StatementError: names the part that differs, or why ε cannot be computed.
     """
-    mechanism, claim, outsider = document.mechanism, document.claim, document.against_outsider
+    mechanism, claim = document.mechanism, document.claim
     charged, delta, accountant = document.spent.steps_charged, claim.delta, document.accounting.accountant
     _compare("events", raw["events"], [event.model_dump(by_alias=True) for event in charged_events(mechanism, charged)])
     check_counts(document)
@@ -54,9 +54,6 @@ def check_figures(raw: Mapping[str, Any], document: StatementDocument) -> None:
         _compare("claim.steps", claim.steps, steps)
         claimed = accounting.job_epsilon(mechanism, steps, delta, accountant)
         _compare("claim.epsilon", claim.epsilon, accounting.format_epsilon(claimed))
-        _compare("againstOutsider.steps", outsider.steps, steps)
-        against = accounting.outsider_epsilon(mechanism, steps, delta, accountant)
-        _compare("againstOutsider.epsilon", outsider.epsilon, accounting.format_epsilon(against))
         _check_samplers(document)
     except StatementError:
         raise

@@ -171,14 +171,12 @@ def privacy_status(claim: Claim, *, charged: int, recharged: int) -> PrivacyStat
         steps_recharged=recharged,
         steps_planned=claim.steps,
         accountant=claim.accountant,
-        epsilon_against_outsider=accounting.format_epsilon(claim.epsilon_against_outsider(charged)),
     )
 
 
 def privacy_without_charges(claim: Claim) -> PrivacyStatus:
     """The figures of a job whose ledger is lost. What was spent is not known, so it is absent, never zero."""
-    epsilons = ("epsilon_claimed", "epsilon_spent", "epsilon_against_outsider")
-    unknown = (*epsilons, "steps_claimed", "steps_charged", "steps_recharged")
+    unknown = ("epsilon_claimed", "epsilon_spent", "steps_claimed", "steps_charged", "steps_recharged")
     return privacy_status(claim, charged=0, recharged=0).model_copy(update=dict.fromkeys(unknown))
 
 

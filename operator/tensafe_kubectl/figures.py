@@ -34,7 +34,6 @@ class Figures:
     claimed: int
     epsilon_spent: str
     epsilon_claimed: str
-    epsilon_against_outsider: str
 
     @property
     def final(self) -> PublishedCheckpointRecord | None:
@@ -51,7 +50,6 @@ class Figures:
             "uid": self.spec.job_uid,
             "epsilonSpent": self.epsilon_spent,
             "epsilonClaimed": self.epsilon_claimed,
-            "epsilonAgainstOutsider": self.epsilon_against_outsider,
             "targetEpsilon": self.spec.target_epsilon,
             "delta": self.spec.delta,
             "accountant": self.spec.accountant,
@@ -96,5 +94,4 @@ def figures_of(ledger: Object) -> Figures:
         claimed=claim.claimed_steps(charged),
         epsilon_spent=format_epsilon(claim.epsilon(charged)),
         epsilon_claimed=format_epsilon(claim.epsilon_claimed(charged)),
-        epsilon_against_outsider=format_epsilon(claim.epsilon_against_outsider(charged)),
     )

@@ -159,11 +159,6 @@ def _show(figures: Figures, job: Object | None) -> None:
                 figures.epsilon_claimed,
                 f"{claimed} to sign off{_beside(stored.get('epsilonClaimed'), figures.epsilon_claimed)}",
             ),
-            (
-                "ε against an outsider",
-                figures.epsilon_against_outsider,
-                f"{claimed}, against an adversary who is not a worker",
-            ),
             ("δ", spec.delta, ""),
             ("unit", spec.mechanism.unit, ADJACENCY_TEXT[spec.mechanism.adjacency]),
             ("noise multiplier σ", spec.mechanism.noise_multiplier, f"sample rate q {spec.mechanism.sample_rate}"),

@@ -96,7 +96,7 @@ def _claim(figures: Figures, final: PublishedCheckpointRecord) -> dict[str, Any]
     """What the ledger knows of the statement."""
     shown = figures.as_json()
     kept = (
-        *("job", "uid", "ledger", "epsilonClaimed", "epsilonSpent", "epsilonAgainstOutsider", "targetEpsilon", "delta"),
+        *("job", "uid", "ledger", "epsilonClaimed", "epsilonSpent", "targetEpsilon", "delta"),
         *("stepsClaimed", "stepsCharged", "stepsPlanned", "stepsRecharged", "accountant", "mechanism", "datasetDigest"),
     )
     release = final.model_dump(by_alias=True, mode="json")
@@ -125,11 +125,6 @@ def _show(figures: Figures, final: PublishedCheckpointRecord) -> None:
             ("unit", mechanism.unit, ADJACENCY_TEXT[mechanism.adjacency]),
             ("ε claimed", figures.epsilon_claimed, f"of {steps} to sign off; target {spec.target_epsilon}"),
             ("ε spent", figures.epsilon_spent, f"of {steps_text(figures.charged, 'charged', before)}"),
-            (
-                "ε against an outsider",
-                figures.epsilon_against_outsider,
-                f"of {steps}, against an adversary who is not a worker",
-            ),
             ("δ", spec.delta, ""),
             ("noise multiplier σ", mechanism.noise_multiplier, f"sample rate q {mechanism.sample_rate}"),
             ("accountant", spec.accountant, "computed now, from the charges in the ledger"),

@@ -23,7 +23,6 @@ from tensafe_api.accounting import (
     format_epsilon,
     job_delta,
     job_epsilon,
-    outsider_epsilon,
     steps_within,
 )
 from tensafe_api.calibration import MIN_CALIBRATED_SIGMA, CalibrationError, calibrate
@@ -42,7 +41,6 @@ MECHANISM = Mechanism(
     clip="1.0",
     unit="Example",
     workers=4,
-    colluders=1,
     grid_bits=20,
     expected_batch_size=200,
 )
@@ -261,16 +259,6 @@ def test_epsilon_holds_under_zero_out_adjacency_too(accountant: AccountantName, 
     composed.compose(dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(1.5)), 100)
     ours = epsilon(sample_rate=0.05, noise_multiplier=1.5, steps=100, delta=1e-5, accountant=accountant)
     assert composed.get_epsilon(1e-5) <= ours <= composed.get_epsilon(1e-5) * (1 + 1e-4)
-
-
-def test_colluders_face_sigma_and_outsiders_face_more_noise() -> None:
-    spent, outside = (figure(MECHANISM, 100, "0.00001", "RDP") for figure in (job_epsilon, outsider_epsilon))
-    assert outside == epsilon(
-        sample_rate=0.04, noise_multiplier=1.5 * math.sqrt(4 / 3), steps=100, delta=job_delta("0.00001")
-    )
-    assert outside < spent
-    alone = MECHANISM.model_copy(update={"colluders": 0})
-    assert outsider_epsilon(alone, 100, "0.00001", "RDP") == job_epsilon(alone, 100, "0.00001", "RDP") == spent
 
 
 def test_epsilon_is_shown_rounded_up() -> None:

@@ -135,7 +135,7 @@ def test_steps_within_a_target_are_counted_exactly(
 
 
 def test_claim_counts_the_affordable_steps_by_its_own_accountant(formula: Formula) -> None:
-    figures = {"unit": "User", "workers": 1, "colluders": 0, "grid_bits": 20, "expected_batch_size": 50}
+    figures = {"unit": "User", "workers": 1, "grid_bits": 20, "expected_batch_size": 50}
     mechanism = Mechanism(sample_rate=str(RATE), noise_multiplier="1", clip="1", **figures)
     share = 1 - SAMPLER_SHARE_OF_DELTA
     for accountant, most in (("RDP", 40), ("PLD", 42)):

@@ -66,7 +66,7 @@ spec:
              weightDecay: "0.01", warmupRatio: "0.03", maxLength: 512, precision: bf16, gradientCheckpointing: false}
   privacy: {targetEpsilon: "8", targetDelta: "1e-6", maxGradNorm: "1.0", noiseMultiplier: "0.8", accountant: RDP,
             onBudgetExhausted: Stop, reserveSteps: 200}
-  aggregation: {colludingWorkers: 0, verify: Standard}
+  aggregation: {verify: Standard}
   checkpoint: {uri: s3://models/claims-triage/, everySteps: 40, keep: 3}
   storage: {endpoint: "https://minio.clinic:9000", region: eu-1, secretName: s3-keys}
   cluster:
@@ -106,7 +106,7 @@ status:
               endTime: "2026-01-31T13:00:00Z", reason: WorkerLost, exitCode: 1, node: node-1, restarts: 1, message: m}]
   privacy: {epsilonClaimed: "7.666", epsilonSpent: "4.929", targetEpsilon: "8", delta: "1e-6", unit: Example,
             adjacency: AddOrRemoveOne, noiseMultiplier: "0.775191", sampleRate: "0.0128", stepsCharged: 620,
-            stepsRecharged: 0, stepsPlanned: 2000, accountant: RDP, epsilonAgainstOutsider: "4.929"}
+            stepsRecharged: 0, stepsPlanned: 2000, accountant: RDP}
   progress: {step: 612, totalSteps: 2000, percent: 30, stepsPerSecond: "1.9",
              estimatedCompletionTime: "2026-01-31T13:00:00Z", lastUpdateTime: "2026-01-31T12:00:00Z"}
   evaluations: [{step: 600, loss: "1.91", accuracy: "0.9"}]
@@ -176,7 +176,6 @@ spec:
     unit: {kind: Example, atLeast: 5000}
   training: {step: 20, steps: x, epochs: "1", learningRate: 2e-4, expectedBatchSize: 6000}
   privacy: {targetDelta: "0.1"}
-  aggregation: {colludingWorkers: 2}
   checkpoint: {uri: out, keep: 2.5}
   cluster: {workers: 2, env: [{name: A}]}
 """
@@ -194,8 +193,6 @@ spec:
         "remove it for the default of 1 / (10 x unit.atLeast)",
         "spec.training.expectedBatchSize: training.expectedBatchSize must be at most dataset.unit.atLeast, because it "
         "counts units: lower it",
-        "spec.aggregation.colludingWorkers: aggregation.colludingWorkers must be 0, because every worker can read the "
-        "whole data set, so no noise hides a record from it: remove it",
         "spec.dataset.columns: dataset.columns must name exactly one shape of data: write prompt and completion, or "
         "messages, or text, or tokens and tags, or image and label",
         "spec.training: training must have at most one of epochs and steps: remove one of them",

@@ -18,7 +18,6 @@ MECHANISM = Mechanism(
     clip="1.0",
     unit="User",
     workers=5,
-    colluders=1,
     grid_bits=21,
     expected_batch_size=512,
 )
@@ -76,13 +75,9 @@ def test_invalid_privacy_event_is_refused(change: dict[str, object]) -> None:
         PrivacyEvent.model_validate({**stored, **change})
 
 
-def test_noise_shares_are_sized_for_colluding_workers() -> None:
+def test_noise_shares_of_all_workers_add_up_to_the_noise_multiplier() -> None:
     assert MECHANISM.grid == 2**21
-    assert MECHANISM.share_sigma == pytest.approx(0.8 * 2**21 / 2)
-    assert MECHANISM.outsider_noise_multiplier == pytest.approx(0.8 * (5 / 4) ** 0.5)
-    # An outsider faces the noise of all N shares; N−t shares together have a multiplier of σ.
-    assert MECHANISM.share_sigma**2 * 5 == pytest.approx((MECHANISM.outsider_noise_multiplier * MECHANISM.grid) ** 2)
-    assert MECHANISM.share_sigma**2 * 4 == pytest.approx((0.8 * MECHANISM.grid) ** 2)
+    assert MECHANISM.share_sigma**2 * 5 == pytest.approx((0.8 * MECHANISM.grid) ** 2)
 
 
 def test_mechanism_is_immutable() -> None:

@@ -60,17 +60,14 @@ def test_default_delta_is_at_most_a_tenth_of_one_over_the_units(at_least: int) -
 
 @pytest.mark.parametrize(("batch", "bits"), [(512, 21), (16_384, 16), (250, 22), (1, 22), (100_000, 14)])
 def test_grid_is_the_finest_that_fits_an_int32(batch: int, bits: int) -> None:
-    assert _grid_bits(batch, 1.0, 2, 0) == bits
+    assert _grid_bits(batch, 1.0) == bits
 
 
-@given(st.integers(1, 100_000), st.floats(0.01, 50.0), st.integers(1, 256), st.data())
-def test_worst_case_fits_an_int32_and_would_not_on_a_finer_grid(
-    batch: int, sigma: float, workers: int, data: st.DataObject
-) -> None:
-    colluders = data.draw(st.integers(0, workers - 1))
-    widest = batch + 8 * math.sqrt(batch) + 8 * sigma * math.sqrt(workers / (workers - colluders))
+@given(st.integers(1, 100_000), st.floats(0.01, 50.0))
+def test_worst_case_fits_an_int32_and_would_not_on_a_finer_grid(batch: int, sigma: float) -> None:
+    widest = batch + 8 * math.sqrt(batch) + 8 * sigma
     try:
-        bits = _grid_bits(batch, sigma, workers, colluders)
+        bits = _grid_bits(batch, sigma)
     except ManifestError:
         assert widest * 2**14 > 2**31 - 1
         return
@@ -145,17 +142,6 @@ def test_each_gpu_adds_a_share_of_the_noise(job: Job) -> None:
     alone, together = (resolve_job(job(changes))[1].mechanism for changes in (noise, gpus))
     assert (alone.workers, together.workers) == (2, 12)
     assert together.share_sigma == pytest.approx(alone.share_sigma * math.sqrt(2 / 12))
-
-
-def test_colluding_workers_make_noise_shares_larger(job: Job) -> None:
-    """No manifest may ask for it yet, so this job did not pass the rules of manifests."""
-    accepted = job({"spec.cluster.workers": 4})
-    colluding = accepted.spec.aggregation.model_copy(update={"colluding_workers": 3})
-    spec = accepted.spec.model_copy(update={"aggregation": colluding})
-    plan = resolve_job(accepted.model_copy(update={"spec": spec}))[1]
-    assert (plan.mechanism.workers, plan.mechanism.colluders) == (4, 3)
-    assert plan.mechanism.share_sigma == plan.mechanism.grid
-    assert plan.mechanism.outsider_noise_multiplier == 2.0
 
 
 @pytest.mark.slow
@@ -282,7 +268,7 @@ def test_rdp_replaces_pld_beyond_its_number_of_steps(job: Job) -> None:
     plan = resolve_job(job({"spec.privacy.accountant": "PLD", "spec.privacy.noiseMultiplier": "200"}))[1]
     reach, far = accounting.PLD_STEPS_LIMIT, 2**31 - 1
     spent = [privacy_status(plan, charged=charged, recharged=0) for charged in (reach, reach + 1, far)]
-    for figure in ("epsilon_spent", "epsilon_claimed", "epsilon_against_outsider"):
+    for figure in ("epsilon_spent", "epsilon_claimed"):
         within, beyond, furthest = (float(getattr(status, figure)) for status in spent)
         assert within < beyond < furthest, figure
     rdp = privacy_status(replace(plan, accountant="RDP"), charged=far, recharged=0)

@@ -32,7 +32,6 @@ MECHANISM = Mechanism(
     clip="0.7",
     unit="User",
     workers=4,
-    colluders=1,
     grid_bits=21,
     expected_batch_size=200,
 )
@@ -143,21 +142,10 @@ def test_claim_covers_at_least_the_planned_steps() -> None:
     assert float(recharged["claim"]["epsilon"]) > 7.33
 
 
-def test_epsilon_against_an_outsider_covers_the_claimed_steps() -> None:
-    """Of two figures side by side, the one of fewer steps would look like better protection."""
-    document = build_statement(INPUTS)
-    assert document["againstOutsider"]["steps"] == document["claim"]["steps"] == 2250
-    outside = accounting.outsider_epsilon(MECHANISM, 2250, INPUTS.delta, INPUTS.accountant)
-    assert document["againstOutsider"]["epsilon"] == accounting.format_epsilon(outside)
-    assert float(document["againstOutsider"]["epsilon"]) < float(document["claim"]["epsilon"])
-    alone = build_statement(replace(INPUTS, mechanism=MECHANISM.model_copy(update={"colluders": 0})))
-    assert alone["againstOutsider"]["epsilon"] == alone["claim"]["epsilon"]
-
-
 def test_every_epsilon_of_the_statement_is_shown_with_its_steps() -> None:
     document = build_statement(INPUTS)
     page = render_markdown(document)
-    for name, steps in (("claim", 2250), ("spent", 1234), ("againstOutsider", 2250)):
+    for name, steps in (("claim", 2250), ("spent", 1234)):
         assert steps in document[name].values(), name
         (row,) = [line for line in page.splitlines() if line.endswith(f" {document[name]['epsilon']} |")]
         assert f"of {steps} steps" in row
@@ -361,10 +349,10 @@ def test_every_epsilon_is_that_of_the_job_s_accountant(monkeypatch: pytest.Monke
         return steps * factors[accountant] / noise_multiplier
 
     monkeypatch.setattr(accounting, "epsilon", formula)
-    mechanism = MECHANISM.model_copy(update={"noise_multiplier": "1", "colluders": 0})
+    mechanism = MECHANISM.model_copy(update={"noise_multiplier": "1"})
     for accountant, factor, claimed in (("RDP", 1.0, 90), ("PLD", 0.1, 900)):
         changes = {"mechanism": mechanism, "planned_steps": 1000, "steps_charged": 50, "target_epsilon": "90"}
         document = build_statement(replace(INPUTS, **changes, accountant=accountant))
-        assert document["claim"]["steps"] == document["againstOutsider"]["steps"] == claimed
-        assert float(document["claim"]["epsilon"]) == float(document["againstOutsider"]["epsilon"]) == 90.0
+        assert document["claim"]["steps"] == claimed
+        assert float(document["claim"]["epsilon"]) == 90.0
         assert float(document["spent"]["epsilon"]) == 50 * factor

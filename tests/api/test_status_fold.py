@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tensafe_api.accounting import format_epsilon, outsider_epsilon
+from tensafe_api.accounting import format_epsilon
 from tensafe_api.problems import parse_job
 from tensafe_api.reasons import ConditionType, Phase
 from tensafe_api.resolve import Plan, resolve_job
@@ -60,25 +60,12 @@ def test_every_figure_is_computed_from_charged_steps(plan: Plan) -> None:
     assert privacy.target_epsilon == "8"
 
 
-def test_epsilon_against_an_outsider_covers_the_claimed_steps(plan: Plan) -> None:
-    """Of two figures side by side, the one of fewer steps would look like better protection."""
-    colluding = replace(plan, mechanism=plan.mechanism.model_copy(update={"workers": 4, "colluders": 1}))
-    privacy = fold_records(Status(), colluding, RECORDS).privacy
-    assert privacy.steps_claimed == plan.steps > RECORDS.steps_charged
-    outside = outsider_epsilon(colluding.mechanism, plan.steps, plan.delta, plan.accountant)
-    assert privacy.epsilon_against_outsider == format_epsilon(outside)
-    assert float(privacy.epsilon_against_outsider) < float(privacy.epsilon_claimed)
-    alone = fold_records(Status(), plan, RECORDS).privacy
-    assert alone.epsilon_against_outsider == alone.epsilon_claimed
-
-
 @pytest.mark.parametrize("charged", [0, 40, 10_000])
 def test_every_epsilon_of_a_status_is_shown_with_its_steps(plan: Plan, charged: int) -> None:
     privacy = fold_records(Status(), plan, replace(RECORDS, steps_charged=charged)).privacy
     assert privacy.steps_charged == charged
     assert privacy.epsilon_spent == format_epsilon(plan.epsilon(charged))
     assert privacy.epsilon_claimed == format_epsilon(plan.epsilon(privacy.steps_claimed))
-    assert privacy.epsilon_against_outsider == privacy.epsilon_claimed  # no worker may collude
 
 
 def test_a_checkpoint_shows_the_epsilon_of_its_own_charged_steps(plan: Plan) -> None:
@@ -114,8 +101,7 @@ def test_charges_of_a_lost_ledger_are_absent_and_not_zero(plan: Plan) -> None:
     status = fold_records(Status(), plan, replace(RECORDS, steps_charged=None))
     assert status.privacy == privacy_without_charges(plan)
     spent = status.privacy.model_dump(by_alias=True, exclude_none=True)
-    epsilons = {"epsilonSpent", "epsilonClaimed", "epsilonAgainstOutsider"}
-    assert not spent.keys() & {*epsilons, "stepsClaimed", "stepsCharged", "stepsRecharged"}
+    assert not spent.keys() & {"epsilonSpent", "epsilonClaimed", "stepsClaimed", "stepsCharged", "stepsRecharged"}
     assert spent["targetEpsilon"] == "8"
     assert status.progress.step == 37
 

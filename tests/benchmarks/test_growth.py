@@ -12,7 +12,7 @@ from benchmarks import masks
 from benchmarks.growth import __main__ as growth
 from benchmarks.growth import pictures, steps
 from tensafe_api.resources.numeric import MAX_WORKERS
-from tensorguard.aggregation.neighbours import MIN_DEGREE
+from tensorguard.aggregation.neighbours import MAX_DEGREE
 
 
 def clocks(directory: Path, rank: int, *lines: dict[str, float]) -> None:
@@ -31,7 +31,7 @@ def test_rest_of_a_step_is_what_no_part_counts(tmp_path: Path) -> None:
 
 def test_group_larger_than_a_job_is_simulated() -> None:
     cost = masks.measure(MAX_WORKERS + 44, dimension=10, repeats=1)
-    assert (cost.workers, cost.neighbours) == (MAX_WORKERS + 44, MIN_DEGREE)
+    assert (cost.workers, cost.neighbours) == (MAX_WORKERS + 44, MAX_DEGREE)
     assert min(cost.masks, cost.complete, cost.tags, cost.start) > 0
 
 

@@ -66,7 +66,7 @@ group = f"tcp://{address}:29777"
 distributed.init_process_group("gloo", init_method=group, rank=rank, world_size=2, timeout=timedelta(seconds=90))
 try:
     channel = ProcessGroupChannel(torch.device("cpu"))
-    agree_pair_keys(channel, Session("job", 1, 1, workers=2, colluders=1), key.read_bytes())
+    agree_pair_keys(channel, Session("job", 1, 1, workers=2), key.read_bytes())
     print("joined")
 except AggregationError as error:
     print(error)

@@ -97,7 +97,6 @@ def test_statement_as_it_is_written_is_shown() -> None:
         (with_event(steps=0), "events is "),
         (with_event(noiseMultiplier="300"), "events is "),
         (changed(lambda document: document["claim"].update(epsilon="0.01")), "claim.epsilon is 0.01, and the rest"),
-        (changed(lambda document: document["againstOutsider"].update(epsilon="0.01")), "againstOutsider.epsilon is 0"),
         (changed(lambda document: document["claim"].update(delta="0.9999")), "spent.epsilon is "),
         (changed(lambda document: document["claim"].update(steps=1)), "claim.steps is 1, and the rest"),
         (changed(lambda document: document["spent"].update(stepsPlanned=10**400)), "too large"),

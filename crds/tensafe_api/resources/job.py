@@ -49,16 +49,6 @@ class Metadata(Block):
     )
 
 
-def workers_share_data(spec: Spec) -> bool:
-    """Whether each worker can read the records of all others. Then no noise hides a record from a worker.
-
-    It is so for every job: a manifest has one `dataset.uri`, which all workers read. Once a manifest can describe
-    parties that each read data of their own, this function returns False for it. `aggregation.colludingWorkers` then
-    has a meaning, below `cluster.workers`.
-    """
-    return True
-
-
 _ACCOUNT = "(has({0}.cluster.serviceAccountName) ? {0}.cluster.serviceAccountName : '')"
 """The service account in CEL. `orValue` would be shorter, but the API server estimates its cost as unbounded."""
 
@@ -174,13 +164,6 @@ class Spec(Block):
                 or cast(int, spec.training.expected_batch_size) <= spec.dataset.unit.at_least
             ),
             ".training.expectedBatchSize",
-        ),
-        Rule(
-            "self.aggregation.colludingWorkers == 0",  # as long as `workers_share_data` is true for every job
-            "aggregation.colludingWorkers must be 0, because every worker can read the whole data set, so no noise "
-            "hides a record from it: remove it",
-            lambda spec: spec.aggregation.colluding_workers == 0 or not workers_share_data(spec),
-            ".aggregation.colludingWorkers",
         ),
         Rule(
             tasks.task_columns_cel("self.model.task", "self.dataset.columns"),

@@ -192,5 +192,3 @@ Positive = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
 """A whole number of 1 or more."""
 Workers = Annotated[int, Field(strict=True, ge=1, le=MAX_WORKERS)]
 """A number of workers."""
-Colluders = Annotated[int, Field(strict=True, ge=0, le=MAX_WORKERS - 1)]
-"""A number of workers that may collude."""

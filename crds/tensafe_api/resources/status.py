@@ -86,7 +86,7 @@ class Attempt(StatusBlock):
 
 
 class PrivacyStatus(StatusBlock):
-    """The privacy budget spent. The figures count only the noise that colluding workers cannot subtract."""
+    """The privacy budget spent."""
 
     epsilon_claimed: NonNegativeDecimal | None = Field(
         None,
@@ -119,11 +119,6 @@ class PrivacyStatus(StatusBlock):
     )
     steps_planned: Count | None = Field(None, description="Number of steps in the training plan.")
     accountant: Text | None = Field(None, description="Accountant that computes epsilon from the steps: RDP or PLD.")
-    epsilon_against_outsider: NonNegativeDecimal | None = Field(
-        None,
-        description="Epsilon of stepsClaimed steps against an adversary who is not a worker and cannot subtract any "
-        "noise.",
-    )
 
 
 class Progress(StatusBlock):

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from tensafe_api.resources.base import Block, Rule
 from tensafe_api.resources.numeric import (
-    Colluders,
     Count,
     Delta,
     Epsilon,
@@ -143,11 +142,6 @@ class Privacy(Block):
 class Aggregation(Block):
     """Secure aggregation: the workers' sums are added without revealing any of them. Masking is always on."""
 
-    colluding_workers: Colluders = Field(
-        0,
-        description="Workers that may share what they see without breaking the claim. Only 0 is accepted: every worker "
-        "can read all data, so no noise hides a record from it.",
-    )
     verify: Literal["Disabled", "Standard", "Strict"] = Field(
         "Standard",
         description="Check of each sum against transmission errors. Disabled: none. Standard: 1 challenge. Strict: 16.",

@@ -87,14 +87,13 @@ class StepResults:
     events: list[tuple[str, int]]
 
 
-def example_mechanism(workers: int, colluders: int = 0, sigma: str = "1", rate: str = "1", batch: int = 8) -> Mechanism:
+def example_mechanism(workers: int, sigma: str = "1", rate: str = "1", batch: int = 8) -> Mechanism:
     return Mechanism(
         sample_rate=rate,
         noise_multiplier=sigma,
         clip="0.5",
         unit="Example",
         workers=workers,
-        colluders=colluders,
         grid_bits=14,
         expected_batch_size=batch,
     )
@@ -122,7 +121,7 @@ def take_steps(
         return all_reduce(vector)
 
     channel.all_reduce = recording_all_reduce  # type: ignore[method-assign]
-    session = Session(job="j", attempt=1, incarnation=1, workers=channel.size, colluders=mechanism.colluders)
+    session = Session(job="j", attempt=1, incarnation=1, workers=channel.size)
     cut = dimension // 3
     parameters = [torch.nn.Parameter(torch.zeros(cut)), torch.nn.Parameter(torch.zeros(1, dimension - cut))]
     stream = SecretStream(None if keys is None else (keys * 100 + channel.rank).to_bytes(32, "big"))

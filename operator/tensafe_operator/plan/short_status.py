@@ -21,11 +21,10 @@ from tensafe_operator.plan.conditions import stalled_status
 TOO_LARGE = f"The job is too large for the API server: {fixes.JOB_TOO_LARGE}"
 """The message of the condition Stalled."""
 ROOM_FOR_FIGURES = 128
-"""Bytes of the figures that grow with the charges, and of the spaces. Three ε have 20 at most, and three counts 17."""
+"""Bytes of the figures that grow with the charges, and of the spaces. Two ε have 20 at most, and three counts 17."""
 _GROWING = (
     "epsilon_claimed",
     "epsilon_spent",
-    "epsilon_against_outsider",
     "steps_claimed",
     "steps_charged",
     "steps_recharged",

@@ -35,15 +35,15 @@ MECHANISM: tuple[Mutation, ...] = (
         (
             Edit(
                 API + "privacy_events.py",
-                "return float(self.noise_multiplier) * self.grid / math.sqrt(self.workers - self.colluders)",
-                "return 0.5 * float(self.noise_multiplier) * self.grid / math.sqrt(self.workers - self.colluders)",
+                "return float(self.noise_multiplier) * self.grid / math.sqrt(self.workers)",
+                "return 0.5 * float(self.noise_multiplier) * self.grid / math.sqrt(self.workers)",
             ),
         ),
         (
             *_NOISE_IN_SUMS,
             *_AUDIT,
             PRIVACY_TESTS + "test_noise.py::test_shares_add_up_to_the_accounted_noise",
-            "tests/api/test_privacy_events.py::test_noise_shares_are_sized_for_colluding_workers",
+            "tests/api/test_privacy_events.py::test_noise_shares_of_all_workers_add_up_to_the_noise_multiplier",
         ),
     ),
     Mutation(
@@ -52,20 +52,6 @@ MECHANISM: tuple[Mutation, ...] = (
         (
             PRIVACY_TESTS + "test_noise.py::test_exact_distribution_of_a_table_is_within_its_bound",
             PRIVACY_TESTS + "test_noise.py::test_sampler_is_indistinguishable_from_the_exact_sampler",
-        ),
-    ),
-    Mutation(
-        "noise shares ignore the colluders",
-        (
-            Edit(
-                API + "privacy_events.py",
-                "self.grid / math.sqrt(self.workers - self.colluders)",
-                "self.grid / math.sqrt(self.workers)",
-            ),
-        ),
-        (
-            *_NOISE_IN_SUMS,
-            PRIVACY_TESTS + "test_noise.py::test_shares_add_up_to_the_accounted_noise",
         ),
     ),
     Mutation(

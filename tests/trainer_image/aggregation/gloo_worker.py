@@ -48,7 +48,7 @@ def work(rendezvous: str, rank: int, size: int) -> None:
     )
     channel = CheckedChannel(torch.device("cpu"))
     check_all_reduce_wraps(channel)
-    session = Session(job="gloo", attempt=1, incarnation=1, workers=size, colluders=0)
+    session = Session(job="gloo", attempt=1, incarnation=1, workers=size)
     aggregator = PairwiseMasks(AggregationConfig(channel, session, bytes(32), grid_bits=20, verify="Strict"))
     values, noise = local_values(rank)
     totals = [

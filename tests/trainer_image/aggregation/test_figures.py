@@ -31,7 +31,7 @@ NAMES = ("O", "B-x", "I-x")
 
 
 def config(channel: Any) -> AggregationConfig:
-    session = Session(job="j", attempt=1, incarnation=1, workers=channel.size, colluders=0)
+    session = Session(job="j", attempt=1, incarnation=1, workers=channel.size)
     return AggregationConfig(channel, session, JOB_KEY, grid_bits=14, verify="Standard")
 
 

@@ -14,7 +14,7 @@ from tensorguard.aggregation.session import Session
 
 Run = Callable[[int, Callable[[Any], Any]], list[Any]]
 JOB_KEY = bytes(range(32))
-SESSION = Session(job="j", attempt=1, incarnation=2, workers=3, colluders=0)
+SESSION = Session(job="j", attempt=1, incarnation=2, workers=3)
 HEADER = Header(
     session="ab" * 32,
     step=7,

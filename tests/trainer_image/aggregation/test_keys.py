@@ -22,7 +22,7 @@ from tensorguard.aggregation.session import Session, derive_key, tag
 
 Run = Callable[[int, Callable[[Any], Any]], list[Any]]
 JOB_KEY = bytes(range(32))
-SESSION = Session(job="claims-triage", attempt=1, incarnation=1, workers=3, colluders=0)
+SESSION = Session(job="claims-triage", attempt=1, incarnation=1, workers=3)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
@@ -62,7 +62,7 @@ def test_keys_are_new_even_for_the_same_session(workers: Run) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"job": "claims-triagf"}, {"attempt": 2}, {"incarnation": 2}, {"workers": 4}, {"colluders": 1}],
+    [{"job": "claims-triagf"}, {"attempt": 2}, {"incarnation": 2}, {"workers": 4}],
     ids=lambda changes: next(iter(changes)),
 )
 def test_worker_of_another_session_is_refused(changes: dict[str, Any], outcomes: Run) -> None:
@@ -163,7 +163,6 @@ sessions = st.builds(
     attempt=st.integers(0, 300),
     incarnation=st.integers(0, 300),
     workers=st.integers(1, 256),
-    colluders=st.integers(0, 255),
 )
 
 
@@ -175,7 +174,7 @@ def test_encoding_of_a_session_is_unique(one: Session, other: Session) -> None:
 def test_known_answers() -> None:
     """The derivations are part of the protocol: workers of two versions must not disagree in silence."""
     assert SESSION.context() == (
-        b"tensafe/1" + b"".join(n.to_bytes(8, "big") for n in (13, 1, 1, 3, 0)) + b"claims-triage"
+        b"tensafe/1" + b"".join(n.to_bytes(8, "big") for n in (13, 1, 1, 3)) + b"claims-triage"
     )
     pseudorandom = hmac.digest(bytes(32), JOB_KEY, "sha256")  # HKDF's two steps (RFC 5869), by hand
     assert derive_key(JOB_KEY, b"purpose") == hmac.digest(pseudorandom, b"purpose\x01", "sha256")

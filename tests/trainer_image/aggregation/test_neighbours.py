@@ -1,17 +1,15 @@
-"""The graph of neighbours: both ends agree, and colluders cannot separate the other workers, or only by rare luck."""
+"""The graph of neighbours: both ends agree, and fewer workers than neighbours never separate the others."""
 
 from __future__ import annotations
 
 import hmac
-import math
 from collections.abc import Collection, Sequence
-from fractions import Fraction
 from itertools import combinations
 
 import pytest
 
 from tensafe_api.resources.numeric import MAX_WORKERS
-from tensorguard.aggregation.neighbours import MIN_DEGREE, NeighbourGraph
+from tensorguard.aggregation.neighbours import MAX_DEGREE, NeighbourGraph
 
 SECRET = bytes(range(32))
 
@@ -33,7 +31,7 @@ def are_connected(members: Collection[int], edges: Sequence[set[int]]) -> bool:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 32, 33, 34, 35, 64, 256])
 def test_each_worker_is_a_neighbour_of_its_neighbours(workers: int) -> None:
-    graph = NeighbourGraph.of(workers, 0)
+    graph = NeighbourGraph.of(workers)
     edges = drawn(graph)
     for rank, near in enumerate(edges):
         assert len(near) == graph.degree
@@ -44,48 +42,20 @@ def test_each_worker_is_a_neighbour_of_its_neighbours(workers: int) -> None:
 
 def test_groups_of_up_to_33_workers_mask_with_all_others() -> None:
     for workers in range(1, MAX_WORKERS + 1):
-        graph = NeighbourGraph.of(workers, 0)
+        graph = NeighbourGraph.of(workers)
         assert graph.is_complete == (workers <= 33)
-        assert graph.degree == min(workers - 1, MIN_DEGREE)
-
-
-def test_colluders_of_the_claim_never_separate_the_others() -> None:
-    for workers in range(1, MAX_WORKERS + 1):
-        for colluders in range(workers):
-            graph = NeighbourGraph.of(workers, colluders)
-            assert graph.degree > colluders or graph.is_complete
-            assert graph.degree % 2 == 0 or graph.is_complete
-            assert graph.degree <= max(MIN_DEGREE, colluders + 2), "more work than needed"
-    for workers, colluders in ((34, 32), (64, 20), (64, 40), (256, 85)):
-        assert NeighbourGraph.of(workers, colluders).separation_probability(colluders) == 0
+        assert graph.degree == min(workers - 1, MAX_DEGREE)
 
 
 @pytest.mark.parametrize(("workers", "degree"), [(5, 2), (6, 4), (8, 2), (8, 4), (9, 6), (10, 4), (10, 6), (7, 6)])
-def test_separation_probability_counts_the_sets_that_separate(workers: int, degree: int) -> None:
-    """Over all sets of colluders. Fewer of them than neighbours separate nothing."""
-    graph = NeighbourGraph(workers, degree)
-    edges, worst = drawn(graph), Fraction(0)
-    for colluders in range(workers):
-        sets = list(combinations(range(workers), colluders))
-        separating = sum(not are_connected(set(range(workers)) - set(each), edges) for each in sets)
-        worst = max(worst, Fraction(separating, len(sets)))
-        assert graph.separation_probability(colluders) == worst
-        assert not separating or colluders >= degree
-
-
-def test_random_orders_separate_as_often_as_computed() -> None:
-    """The colluders are fixed and the order is drawn, as in a job."""
-    graph, colluders, draws = NeighbourGraph(12, 4), 6, 500
-    others = range(colluders, graph.workers)
-    separated = sum(not are_connected(others, drawn(graph, number.to_bytes(32, "big"))) for number in range(draws))
-    chance = float(graph.separation_probability(colluders))
-    assert 0.1 < chance < 0.9
-    assert abs(separated - draws * chance) < 4 * math.sqrt(draws * chance * (1 - chance))
-
-
-def test_third_of_the_workers_separates_the_others_with_at_most_two_to_the_minus_43() -> None:
-    for workers in range(1, MAX_WORKERS + 1):
-        assert NeighbourGraph.of(workers, 0).separation_probability(workers // 3) <= Fraction(1, 2**43)
+def test_fewer_workers_than_neighbours_never_separate_the_others(workers: int, degree: int) -> None:
+    """Over all sets of workers. As many as there are neighbours do, unless the graph is complete."""
+    edges = drawn(NeighbourGraph(workers, degree))
+    for removed in range(workers):
+        rest = [set(range(workers)) - set(each) for each in combinations(range(workers), removed)]
+        separated = sum(not are_connected(members, edges) for members in rest)
+        assert removed >= degree or not separated
+        assert removed != degree or degree == workers - 1 or separated
 
 
 def test_order_is_that_of_tags_under_the_secret() -> None:

@@ -193,7 +193,7 @@ def test_format_of_the_file(tmp_path: Path, spec: LedgerSpec, monkeypatch: pytes
     assert first.decode() == (
         f'{{"hash":"{heads[0]}","kind":"open","number":1,"previous":"{"0" * 64}","spec":{{"accountant":"RDP",'
         '"delta":"0.00001","evaluation":"Nothing","jobName":"claims-triage","jobUID":"3f2a91c0","lineage":"überweisungen","mechanism":'
-        '{"adjacency":"AddOrRemoveOne","clip":"1.0","colluders":0,"expectedBatchSize":200,"gridBits":20,'
+        '{"adjacency":"AddOrRemoveOne","clip":"1.0","expectedBatchSize":200,"gridBits":20,'
         '"noiseMultiplier":"1.5","sampleRate":"0.04","unit":"User","workers":2},"plannedSteps":2250,'
         f'"privateMetrics":"Hidden","reserveSteps":10,"targetEpsilon":"8","unitAtLeast":5000,"verify":"Standard"}},'
         f'"time":{time}}}'

@@ -22,7 +22,6 @@ def build(charged: int = 90, mechanism: dict[str, Any] | None = None, **changes:
         "clip": "0.7",
         "unit": "User",
         "workers": 4,
-        "colluders": 1,
         "grid_bits": 21,
         "expected_batch_size": 200,
     }
@@ -80,12 +79,13 @@ def fullest() -> dict[str, Any]:
         aggregation=AggregationStatement(
             "pairwise masks",
             (
-                "At least two workers do not collude, and the graph of their neighbours without the others is "
-                "connected: with 256 workers of which 64 collude this fails with a probability of at most 2^-40.",
+                "Each worker shares masks with 32 of the 255 others, in a random graph that is new at each start of "
+                "the workers. Up to 31 workers that combine what they see learn only the sum of the other workers' "
+                "vectors.",
                 "X25519, HKDF, ChaCha20 and HMAC-SHA-256 are secure.",
             ),
             (
-                "Workers that collude learn the sum of the others, with the noise of the others.",
+                "A worker that runs other code can leave out its share of the noise.",
                 "A worker that sends a wrong share stops the step, and is not identified.",
             ),
         ),

@@ -91,11 +91,9 @@ def test_json_is_the_statement_and_what_the_page_shows(statement: dict[str, Any]
     [
         ("claim.epsilon", "0.5", r"^claim\.epsilon is 0\.5, and the rest of the statement gives 1\.785$"),
         ("spent.epsilon", "0.5", r"^spent\.epsilon is 0\.5, "),
-        ("againstOutsider.epsilon", "0.5", r"^againstOutsider\.epsilon is 0\.5, "),
         ("claim.delta", "0.1", r"^spent\.epsilon"),
         ("claim.steps", 90, r"^claim\.steps is 90, and the rest of the statement gives 150$"),
         ("claim.steps", 80, r"^claim\.steps is 80, and the rest of the statement gives 150$"),
-        ("againstOutsider.steps", 10, r"^againstOutsider\.steps is 10, "),
         ("mechanism.noiseMultiplier", "9", r"^events is .*and the rest of the statement gives"),
         ("mechanism.gridBits", 1, r"^its ε cannot be computed: events: noise of 1\.5"),
         ("spent.stepsCharged", 3, r"^events is "),

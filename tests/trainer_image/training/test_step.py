@@ -52,7 +52,7 @@ def test_ranks_run_the_same_number_of_steps_even_with_empty_draws(empty: Job) ->
 
 
 def test_sum_of_an_empty_step_is_noise_with_the_full_variance(empty: Job) -> None:
-    """σ² S²: the shares of both workers together. `test_whole_step.py` has workers that collude."""
+    """σ² S²: the shares of both workers together."""
     mechanism = empty.plan.mechanism
     revealed = totals(empty)
     variance = (float(mechanism.noise_multiplier) * mechanism.grid) ** 2

@@ -21,7 +21,7 @@ from tensorguard.training.stop_signal import StopSignal
 from tensorguard.training.worker import Worker, train
 
 RESUMED = Acquisition(4, 30, "step-30", "sha256:30")
-MECHANISM = SimpleNamespace(colluders=1, grid_bits=21, clip="0.5", grid=2**21, expected_batch_size=8)
+MECHANISM = SimpleNamespace(grid_bits=21, clip="0.5", grid=2**21, expected_batch_size=8)
 
 WITHOUT_AUDIT_LOG: Any = SimpleNamespace(spec=SimpleNamespace(observability=SimpleNamespace(audit_log=None)))
 
@@ -135,7 +135,7 @@ def test_step_receives_the_parts_and_the_decoding_of_the_grid(begin: Start) -> N
         "gradient_per_grid_step": 0.5 / (2**21 * 8),
         "keep_private_metrics": None,
     }
-    session = Session(job="uid", attempt=3, incarnation=4, workers=1, colluders=1)
+    session = Session(job="uid", attempt=3, incarnation=4, workers=1)
     assert (aggregation.channel, aggregation.session) == (worker._channel, session)
     assert (aggregation.job_key, aggregation.grid_bits, aggregation.verify) == (b"job key", 21, "Standard")
     assert (gate["channel"], gate["plan"], gate["ledger"]) == (worker._channel, begin.components.plan, begin.ledger)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from e2e.platform.trainer.releases import refused, rewrite_manifest, sign_again, trusted
-from tensafe_api.accounting import claimed_steps, format_epsilon, job_epsilon, outsider_epsilon
+from tensafe_api.accounting import claimed_steps, format_epsilon, job_epsilon
 from tensafe_api.privacy_events import Mechanism, charged_events
 from tensafe_api.statement import canonical_json, recompute_epsilon
 from tensorguard.checkpoint.store import MANIFEST
@@ -53,7 +53,6 @@ def lower(part: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("claim.steps", 1),
         ("spent.epsilon", "0.100"),
         ("spent.stepsCharged", 1),
-        ("againstOutsider.epsilon", "0.100"),
         ("events.0.steps", 1),
         ("events.0.noiseMultiplier", "50"),
         ("mechanism.noiseMultiplier", "50"),
@@ -91,8 +90,6 @@ def replace_statement(folder: Path, change: Callable[[dict[str, Any]], None]) ->
         accountant=accountant,
     )
     claim |= {"steps": steps, "epsilon": format_epsilon(job_epsilon(mechanism, steps, delta, accountant))}
-    outsider = format_epsilon(outsider_epsilon(mechanism, steps, delta, accountant))
-    document["againstOutsider"] = {"steps": steps, "epsilon": outsider}
     (folder / "statement.json").write_bytes(canonical_json(document))
     state = json.loads((folder / "trainer_state.json").read_text())
     (folder / "trainer_state.json").write_text(json.dumps({**state, "step": document["job"]["step"]}))

@@ -1,9 +1,9 @@
 """Pair keys: a key for each pair of workers, which only the two of them know.
 
 Each worker creates an X25519 key for this incarnation of the group. It publishes the public key with a tag under the
-job key, which outsiders do not have. Tag and derivation are bound to the session (job, attempt, incarnation, number of
-workers, number of colluders) and to the ranks, so that nothing can be replayed from another attempt or between pairs.
-Private keys are only in the memory of this process.
+job key, which only the job's workers have. Tag and derivation are bound to the session (job, attempt, incarnation,
+number of workers) and to the ranks, so that nothing can be replayed from another attempt or between pairs. Private keys
+are only in the memory of this process.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ class PairwiseMasks(SecureAggregator):
     """Masks that cancel only in the sum of all workers.
 
     Formal guarantee: an adversary who holds the pair keys of some workers learns from the vectors of the others only
-    their sum, if the graph of neighbours without these workers is connected. It is for fewer of them than each worker
-    has neighbours; for more of them with the probability in `neighbours`. The sum over all workers is exact. Assumed:
+    their sum, if these are fewer workers than each worker has neighbours. The sum over all workers is exact. Assumed:
     AES-256-CTR keyed by HKDF-SHA256 is indistinguishable from random, and the workers run this code.
     """
 
@@ -35,7 +34,7 @@ class PairwiseMasks(SecureAggregator):
         super().__init__(config)
         self.public_keys = self.pairs.public_keys
         session = config.session
-        self._graph = NeighbourGraph.of(session.workers, session.colluders)
+        self._graph = NeighbourGraph.of(session.workers)
         secret = derive_key(config.job_key, b"tensafe neighbours" + session.context())
         self.neighbours = self._graph.neighbours(self.channel.rank, self._graph.circle(secret))
         self.verify_level = config.verify
@@ -66,11 +65,11 @@ class PairwiseMasks(SecureAggregator):
         few = "" if self._graph.is_complete else f" with {self._graph.degree} neighbours"
         return AggregationStatement(
             protocol=f"pairwise masks{few}",
-            assumed=(network, *self._on_colluders()),
+            assumed=(network, *self._on_workers()),
             not_covered=(not_covered,),
         )
 
-    def _on_colluders(self) -> tuple[str, ...]:
+    def _on_workers(self) -> tuple[str, ...]:
         """What workers that combine what they see learn from the masked vectors. A single worker masks nothing."""
         workers, degree = self._graph.workers, self._graph.degree
         if workers == 1:
@@ -78,15 +77,7 @@ class PairwiseMasks(SecureAggregator):
         learn = "workers that combine what they see learn only the sum of the other workers' vectors."
         if self._graph.is_complete:
             return (f"Each worker shares masks with all others. Any {learn}",)
-        sentences = (
+        return (
             f"Each worker shares masks with {degree} of the {workers - 1} others, in a random graph that is new at "
-            f"each start of the workers. Up to {degree - 1} {learn}"
+            f"each start of the workers. Up to {degree - 1} {learn}",
         )
-        if (third := workers // 3) >= degree:
-            chance = self._graph.separation_probability(third)
-            bits = (chance.denominator // chance.numerator).bit_length() - 1  # rounded down
-            sentences += (
-                f" Up to {third} workers that were chosen without knowledge of the graph learn more with a probability "
-                f"of at most 2^-{bits} at each start."
-            )
-        return (sentences,)

@@ -20,12 +20,11 @@ class Session:
     attempt: int
     incarnation: int
     workers: int
-    colluders: int
 
     def context(self) -> bytes:
         """An unambiguous encoding: the job's name is preceded by its length, the numbers have eight bytes each."""
         job = self.job.encode()
-        numbers = (len(job), self.attempt, self.incarnation, self.workers, self.colluders)
+        numbers = (len(job), self.attempt, self.incarnation, self.workers)
         return b"tensafe/1" + b"".join(map(number_bytes, numbers)) + job
 
 

@@ -64,7 +64,7 @@ def audit_without_records(config: WorkerConfig, size: AuditSize, channel: Channe
         ledger.acquire(attempt=config.attempt, from_step=0)
     parameters = [torch.nn.Parameter(torch.zeros(size.canaries, device=device))]
     stream, stop = SecretStream(), StopSignal.of(config.directory)
-    session = Session(config.job_uid, config.attempt, 1, channel.size, mechanism.colluders)
+    session = Session(config.job_uid, config.attempt, 1, channel.size)
     aggregation = AggregationConfig(
         channel, session, config.job_key(), mechanism.grid_bits, job.spec.aggregation.verify
     )

@@ -27,8 +27,7 @@ examples:
   tensafe ledger tensafe-runs/claims-triage -o json | jq .epsilonSpent
 
 ε spent is the ε of the charged steps. ε claimed is the figure to sign off: it covers the planned steps even if fewer
-were charged, because the decision to stop a run early may have depended on its results. The ε against an outsider
-covers the same steps.
+were charged, because the decision to stop a run early may have depended on its results.
 
 Exit codes: 0 read, 1 the ledger was edited or is damaged, is that of another run, or has fewer entries than the run's
 log or its checkpoints on this machine record, 2 there is no ledger.
@@ -118,7 +117,6 @@ def _figures(state: LedgerState) -> dict[str, Any]:
         "uid": spec.job_uid,
         "epsilonSpent": claim.epsilon(charged),
         "epsilonClaimed": claim.epsilon_claimed(charged),
-        "epsilonAgainstOutsider": claim.epsilon_against_outsider(charged),
         "targetEpsilon": float(spec.target_epsilon),
         "delta": float(spec.delta),
         "accountant": spec.accountant,
@@ -174,11 +172,6 @@ def _show(state: LedgerState, figures: dict[str, Any]) -> None:
                 "ε claimed",
                 format_epsilon(figures["epsilonClaimed"]),
                 f"of {steps_text(figures['stepsClaimed'], before=before)} to sign off",
-            ),
-            (
-                "ε against an outsider",
-                format_epsilon(figures["epsilonAgainstOutsider"]),
-                f"of {steps_text(figures['stepsClaimed'], before=before)}, against an adversary who is not a worker",
             ),
             ("δ", spec.delta, ""),
             ("unit", spec.mechanism.unit, ADJACENCY_TEXT[spec.mechanism.adjacency]),

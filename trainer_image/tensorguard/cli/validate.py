@@ -97,11 +97,6 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
             format_epsilon(plan.epsilon(within)),
             f"of {steps_text(within, before=before)}, {reserve if within == total else 'where the budget ends'}",
         ),
-        (
-            "ε against an outsider",
-            format_epsilon(plan.epsilon_against_outsider(0)),
-            f"of {claimed}, against an adversary who is not a worker",
-        ),
         ("δ", plan.delta, ""),
         ("unit", mechanism.unit, ADJACENCY_TEXT[mechanism.adjacency]),
         ("noise multiplier σ", mechanism.noise_multiplier, origin),

@@ -49,8 +49,6 @@ _FIGURES: dict[str, Sequence[_Text]] = {
         ("spent.stepsCharged", "charged steps, when this was written", STEPS),
         ("spent.stepsRecharged", "of these, run again after a crash", STEPS),
         ("spent.stepsPlanned", "planned steps", STEPS),
-        ("againstOutsider.epsilon", "ε against an adversary without a worker's share of the noise", NATS),
-        ("againstOutsider.steps", "steps of this ε", STEPS),
         ("job.step", "steps in this adapter", STEPS),
     ),
     "The mechanism": (
@@ -59,7 +57,6 @@ _FIGURES: dict[str, Sequence[_Text]] = {
         ("mechanism.clip", "clip norm C: bound of a unit's gradient", "L2 norm"),
         ("mechanism.expectedBatchSize", "expected batch", "{units} per step"),
         ("mechanism.workers", "workers that add noise", "workers"),
-        ("mechanism.colluders", "workers that may collude", "workers"),
         ("mechanism.gridBits", "grid: one clip norm is 2 to the power of", "bits"),
         ("mechanism.dimension", "trained weights", "coordinates"),
         ("mechanism.noiseDistancePerDraw", "distance of the noise sampler from the discrete Gaussian", "per draw"),

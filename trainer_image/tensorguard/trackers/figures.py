@@ -74,7 +74,6 @@ CONFIG_FIELDS = (
     "spec.privacy.accountant",
     "spec.privacy.reserveSteps",
     "spec.privacy.onBudgetExhausted",
-    "spec.aggregation.colludingWorkers",
     "spec.aggregation.verify",
     "spec.checkpoint.everySteps",
     "spec.cluster.workers",

@@ -131,7 +131,6 @@ class Worker:
             attempt=self.config.attempt,
             incarnation=acquisition.incarnation,
             workers=self._channel.size,
-            colluders=components.plan.mechanism.colluders,
         )
         run_on_all_ranks(self._channel, lambda: self._restore(acquisition))
         self._acquired_as = (self.config.attempt, acquisition.incarnation)
