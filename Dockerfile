@@ -36,47 +36,21 @@ WORKDIR /home/tensafe
 
 # The packages come first and the project after them, so that a change of the code rebuilds only the last layer. A
 # change of README.md rebuilds nothing: the package's build needs a README.md, and an empty one is enough.
-#
-# The operator's image has neither a shell nor parts of SciPy that no epsilon uses (scripts/operator_image, decision
-# 0052). The whole packages are kept in a stage, to compare every epsilon of the grid with theirs.
-FROM base AS operator-packages
-COPY requirements/operator.txt scripts/operator_image/prune.py /tmp/
+FROM base AS operator
+COPY requirements/operator.txt /tmp/requirements.txt
 RUN --mount=type=cache,target=/root/.cache \
     python3 -m venv /root/.cache/tools && /root/.cache/tools/bin/pip install --quiet --no-cache-dir --disable-pip-version-check uv==0.13.8 && \
-    /root/.cache/tools/bin/uv pip install --requirement /tmp/operator.txt && \
-    cp --recursive "$VIRTUAL_ENV" /opt/whole && \
-    python /tmp/prune.py "$VIRTUAL_ENV"
-
-FROM operator-packages AS operator-root
-COPY scripts/operator_image/root.py /tmp/
-RUN python3 /tmp/root.py "$VIRTUAL_ENV" /image && \
-    cd / && cp --archive --parents ".$HOME" /image
-
-FROM operator-packages AS operator-project
+    /root/.cache/tools/bin/uv pip install --requirement /tmp/requirements.txt
 COPY pyproject.toml LICENSE /tmp/tensafe/
 COPY crds/tensafe_api /tmp/tensafe/crds/tensafe_api
 COPY operator/tensafe_operator /tmp/tensafe/operator/tensafe_operator
-COPY scripts/operator_image/epsilon_grid.py /tmp/
 RUN --mount=type=cache,target=/root/.cache \
     touch /tmp/tensafe/README.md && \
     /root/.cache/tools/bin/uv pip install --no-deps /tmp/tensafe && \
     rm "$VIRTUAL_ENV"/lib/python3.*/site-packages/tensafe-*.dist-info/uv_cache.json && \
     sed --in-place /uv_cache.json/d "$VIRTUAL_ENV"/lib/python3.*/site-packages/tensafe-*.dist-info/RECORD && \
-    mkdir /image && cd / && cp --archive --parents ".$VIRTUAL_ENV"/lib/python3.*/site-packages/tensafe* /image && \
+    rm -r /tmp/tensafe /tmp/requirements.txt && \
     python -m tensafe_operator --help > /dev/null
-RUN PYTHONPATH=/tmp/tensafe/crds /opt/whole/bin/python /tmp/epsilon_grid.py --part > /tmp/whole.txt && \
-    python /tmp/epsilon_grid.py --lean --part > /tmp/lean.txt && \
-    cmp /tmp/whole.txt /tmp/lean.txt
-
-FROM scratch AS operator
-ENV PATH=/opt/tensafe/bin:/usr/local/bin:/usr/bin:/bin \
-    HOME=/home/tensafe \
-    LOGNAME=tensafe \
-    PYTHONUNBUFFERED=1
-COPY --from=operator-root /image /
-COPY --from=operator-packages /opt/tensafe /opt/tensafe
-COPY --from=operator-project /image /
-WORKDIR /home/tensafe
 LABEL org.opencontainers.image.title="TenSafe operator" \
       org.opencontainers.image.licenses="Apache-2.0"
 USER 1000:1000

@@ -33,7 +33,7 @@ AFTERMATH_SECONDS = 1.0
 CREATE_CONCURRENCY = 32
 
 RATE_P99, LEDGER_P99, RESTART, FAILOVER = 5.0, 2.0, 20.0, 20.0
-FEW_MB, MANY_MB = 110.0, 160.0
+MEMORY_MB = 300.0
 STARTS, READY_SECONDS = 5, 3.0
 CHARGES = 5
 
@@ -119,12 +119,12 @@ class Parts:
         """The operator's memory while ten jobs run, and after their ledgers were charged some more times."""
         await self._apply("few", FEW)
         await self._run_all()
-        self._figure("memory", f"resident with {FEW} jobs", self._leader.resident_mb(), "MB", FEW_MB)
+        self._figure("memory", f"resident with {FEW} jobs", self._leader.resident_mb(), "MB", MEMORY_MB)
         for _ in range(CHARGES):
             await run_concurrently(FEW, [partial(each.charge, 1) for each in self._simulator.trainers.values()])
             await self._settled()
         what = f"resident after {CHARGES} more charges of each"
-        self._figure("memory", what, self._leader.resident_mb(), "MB", FEW_MB)
+        self._figure("memory", what, self._leader.resident_mb(), "MB", MEMORY_MB)
         self._figure("memory", "resident at its highest", self._leader.peak_mb(), "MB")
 
     async def _rate(self) -> None:
@@ -151,7 +151,7 @@ class Parts:
         self._figure("burst", "requests of the operator for a job", requests, "")
         await self._run_all()
         count = len(self._times.jobs)
-        self._figure("burst", f"resident with {count} jobs", self._leader.resident_mb(), "MB", MANY_MB)
+        self._figure("burst", f"resident with {count} jobs", self._leader.resident_mb(), "MB", MEMORY_MB)
         self._figure("burst", "resident at its highest", self._leader.peak_mb(), "MB")
 
     async def _ledger(self) -> None:

@@ -21,14 +21,13 @@ from pathlib import Path
 
 from aiohttp import web
 
-from tensafe_operator import lean_scipy, names
+from tensafe_operator import names
 from tensafe_operator.job_metrics import JobMetrics
 from tensafe_operator.kinds import KINDS
 from tensafe_operator.ledger_guard import LedgerGuard
 from tensafe_operator.observe import observe_cached, parse_warning
 from tensafe_operator.plan.observed import ClusterWarning
 from tensafe_operator.reconcile import Reconciler
-from tensafe_operator.runtime.allocator import return_freed_memory
 from tensafe_operator.runtime.api_client import ApiClient
 from tensafe_operator.runtime.api_errors import FORBIDDEN, ApiError, ApiUnavailable
 from tensafe_operator.runtime.authorization import Authorizer
@@ -324,6 +323,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    lean_scipy.install()
-    return_freed_memory()
     sys.exit(main())
