@@ -17,7 +17,6 @@ from urllib.parse import urlencode
 import urllib3
 
 from tensafe_kubectl.errors import Refused, Request, Unreachable
-from tensafe_operator.runtime.bounded_json import loads_bounded
 from tensafe_operator.runtime.objects import Resource
 
 Object = dict[str, Any]
@@ -98,7 +97,7 @@ class Api:
             "timeoutSeconds": str(WATCH_SECONDS),
         }
         for line in self._lines(request, query, WATCH_SECONDS + _WATCH_MARGIN):
-            event = loads_bounded(line)
+            event = json.loads(line)
             if event["type"] == "ERROR":
                 status = event["object"]
                 raise Refused(request, int(status.get("code") or 0), str(status.get("message")))
@@ -121,7 +120,7 @@ class Api:
         content_type: str = "",
     ) -> Object:
         with self._send(method, request, query or {}, READ_SECONDS, body, content_type) as answer:
-            document: Object = loads_bounded(answer.data)
+            document: Object = json.loads(answer.data)
             return document
 
     def _lines(

@@ -41,7 +41,6 @@ from tensafe_operator.runtime.metrics import OperatorMetrics
 from tensafe_operator.runtime.namespaces import report_namespaces, served_namespaces, wait_for_other_namespaces
 from tensafe_operator.runtime.objects import Key
 from tensafe_operator.runtime.resync import resync
-from tensafe_operator.runtime.server_clock import ServerClock
 from tensafe_operator.runtime.serving_certificate import ServingCertificate
 from tensafe_operator.runtime.shutdown import Shutdown, TaskSupervisor
 from tensafe_operator.runtime.watch import available_kinds, handlers, wait_for_new_kinds, watch
@@ -68,8 +67,7 @@ async def operate(settings: Settings, shutdown: Shutdown) -> int:
     election_api = ApiClient(connect(), resources, manager, metrics.count_request)
     identity = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     election = LeaderElection(election_api, settings.own_namespace, settings.lease, identity, settings.lease_durations)
-    clock = ServerClock()
-    api = ApiClient(connect(), resources, manager, metrics.count_request, lambda: election.leading, clock.heard)
+    api = ApiClient(connect(), resources, manager, metrics.count_request, lambda: election.leading)
     review_api = ApiClient(connect(), resources, manager, metrics.count_request)  # also without the Lease
     health = Health(metrics, election)
 
@@ -95,7 +93,7 @@ async def operate(settings: Settings, shutdown: Shutdown) -> int:
         changes: list[asyncio.Task[None]] = []
         if await tasks.complete("acquiring the lease", election.acquire()):
             metrics.leading.set(1)
-            changes = await _lead(tasks, api, settings, election, metrics, health, clock, handle_signals)
+            changes = await _lead(tasks, api, settings, election, metrics, health, handle_signals)
             await tasks.wait_for_first()
         shutdown.start_deadline()
         _silence_kopf()
@@ -124,7 +122,6 @@ async def _lead(
     election: LeaderElection,
     metrics: OperatorMetrics,
     health: Health,
-    clock: ServerClock,
     handle_signals: Callable[[], None],
 ) -> list[asyncio.Task[None]]:
     """Start to watch and reconcile.
@@ -138,7 +135,7 @@ async def _lead(
     queue = WorkQueue(lambda key: names.log_fields(*key))
     metrics.queue_depth.set_function(lambda: queue.depth)
     guard = LedgerGuard(api, metrics.registry)
-    reconciler = Reconciler(api, settings, clock.now, cache.learn, guarded=guard.is_present)
+    reconciler = Reconciler(api, settings, time.time, cache.learn, guarded=guard.is_present)
 
     async def handle(key: Key, patient: bool) -> float | None:
         if not election.leading:
@@ -150,8 +147,7 @@ async def _lead(
             return None
         try:
             with metrics.duration.time():
-                wake = await reconciler.reconcile(*key, observed, patient=patient)
-            return None if wake is None else clock.by_own_clock(wake)
+                return await reconciler.reconcile(*key, observed, patient=patient)
         except TakesLong:
             raise
         except Exception:

@@ -17,7 +17,6 @@ from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LEDGER_KIND
 from tensafe_api.resources.profile import PROFILE_KIND
 from tensafe_api.spec_digest import SPEC_DIGEST_ANNOTATION
 from tensafe_operator import names
-from tensafe_operator.opaque_parts import bounded, without_large_parts
 from tensafe_operator.runtime.objects import Kinds, Manifest, Resource
 
 CORRECTED_KINDS = ("NetworkPolicy", "RoleBinding")
@@ -48,7 +47,6 @@ def trim(kind: str, body: Mapping[str, Any]) -> Manifest:
             annotations = body["metadata"].get("annotations") or {}
             if kept := {name: annotations[name] for name in _JOB_ANNOTATIONS if name in annotations}:
                 metadata["annotations"] = kept
-            trimmed["spec"] = without_large_parts(body["spec"])
         case "PrivacyLedger":
             if digest := (body["metadata"].get("annotations") or {}).get(SPEC_DIGEST_ANNOTATION):
                 metadata["annotations"] = {SPEC_DIGEST_ANNOTATION: digest}
@@ -56,8 +54,6 @@ def trim(kind: str, body: Mapping[str, Any]) -> Manifest:
             if secret := (body["metadata"].get("annotations") or {}).get(names.TLS_SECRET):
                 metadata["annotations"] = {names.TLS_SECRET: secret}
             trimmed["spec"] = {"suspend": (body.get("spec") or {}).get("suspend")}
-        case "NetworkPolicy":
-            trimmed["spec"] = bounded(body.get("spec"))  # `children.matches` compares the digest of a large one
         case "Pod":
             trimmed.pop("spec", None)
             metadata.pop("ownerReferences", None)

@@ -29,7 +29,6 @@ from tensafe_operator.corrections import Corrections
 from tensafe_operator.event_recorder import job_fields
 from tensafe_operator.kinds import KINDS
 from tensafe_operator.observe import observe, observe_profile
-from tensafe_operator.opaque_parts import without_large_parts
 from tensafe_operator.plan import decide
 from tensafe_operator.plan.blockers import status_of_refusal
 from tensafe_operator.plan.conditions import status_of_failed_reconcile
@@ -333,7 +332,7 @@ def _check_spec(cached: Object, read: Object) -> None:
     """
     if cached["metadata"].get("generation") != read["metadata"].get("generation"):
         return
-    if lost := lost_field(cached["spec"], without_large_parts(read["spec"]), "spec"):
+    if lost := lost_field(cached["spec"], read["spec"], "spec"):
         raise FieldsDropped.because(why_dropped(lost))
 
 

@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fakes import statuses
 from e2e.platform.fakes.kuberay import install_kuberay_crds
 from e2e.platform.fixtures.operator_harness import FreezableProxy, OperatorHarness
 from e2e.platform.fixtures.operator_process import OperatorProcess
 from e2e.platform.fixtures.polling import TIMEOUT_SECONDS
 from e2e.platform.fixtures.rejected_manifests import REJECTED_BY_ACCOUNTING
 from e2e.platform.fixtures.roles import install_roles
-from tensafe_api.timestamps import format_time
 
 pytestmark = pytest.mark.cluster
 
@@ -96,23 +94,6 @@ def test_requested_shutdown_logs_no_warning_and_gives_the_lease_up(plane: Operat
     lines = [json.loads(line) for line in plane.logs()[before:].splitlines()]
     assert [line for line in lines if line["level"] != "INFO"] == []
     assert plane.lease()[0] == ""
-
-
-def test_operator_whose_clock_is_wrong_ends_no_job(plane: OperatorHarness) -> None:
-    """By its own clock the deadline of the job, and the time for a first step, passed long ago."""
-    operator = plane.operator(before="import time; own = time.time; time.time = lambda: own() + 86400")
-    plane.apply("one", changes={"spec.activeDeadlineSeconds": 7200})
-    plane.wait_until(lambda: plane.started("one"))
-    now = format_time(time.time())
-    patch = json.dumps({"status": statuses.running("one-a1-x", now)})
-    plane.plane.kubectl(
-        "-n", "clinic", "patch", "rayjob", "one-a1", "--subresource=status", "--type=merge", "-p", patch
-    )
-    plane.wait_until(lambda: attempts(plane, "one")[-1].get("rayClusterName"), REPORT_SECONDS)
-    assert len(attempts(plane, "one")) == 1 and "endTime" not in attempts(plane, "one")[0]
-    assert attempts(plane, "one")[0]["startTime"] <= now
-    assert re.search(r"the clock of this machine is \+8640\d s from that of the API server", plane.logs())
-    assert operator.leading
 
 
 def attempts(plane: OperatorHarness, job: str) -> list[dict[str, Any]]:

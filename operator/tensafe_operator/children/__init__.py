@@ -13,7 +13,6 @@ from typing import Any
 
 from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensafe_operator import names
-from tensafe_operator.opaque_parts import bounded
 from tensafe_operator.runtime.objects import Manifest as Manifest
 
 
@@ -43,4 +42,4 @@ def matches(found: Mapping[str, Any], manifest: Manifest) -> bool:
     """
     compared = {*found, *manifest} - {"apiVersion", "kind", "metadata", "status"}
     has_labels = manifest["metadata"]["labels"].items() <= (found["metadata"].get("labels") or {}).items()
-    return has_labels and all(bounded(found.get(name)) == bounded(manifest.get(name)) for name in compared)
+    return has_labels and all(found.get(name) == manifest.get(name) for name in compared)

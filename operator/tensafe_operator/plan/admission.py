@@ -18,14 +18,9 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Claim, Plan, resolve_job
 from tensafe_api.resources.job import API_VERSION, KIND, Spec, TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, PrivacyLedgerSpec
-from tensafe_operator.opaque_parts import find_large_part
 from tensafe_operator.plan.foreign_code import find_foreign_code
 from tensafe_operator.plan.observed import Object
 
-_LONGEST_APPLIED = 64 * 1024
-"""Characters. A longer annotation is not parsed, so that one object cannot delay all others."""
-_LONGEST_KEPT = 64 * 1024
-"""Characters. The result for a longer manifest is not kept: 64 of them would take more memory than the operator has."""
 _APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 
 
@@ -60,8 +55,6 @@ def admit(job: Object, opened: PrivacyLedgerSpec | None = None) -> Admitted | Re
             calibrated again, and fields that a later apply dropped are ignored: nothing that ε depends on can still
             change, and what the job spends must be counted.
     """
-    if problem := find_large_part(job["spec"]):
-        return Rejected(Reason.INVALID_MANIFEST, problem)
     manifest = _manifest(job)
     if opened is None and (dropped := _dropped_fields(job)):
         found = _admit_text(json.dumps(manifest))
@@ -77,12 +70,9 @@ def admit(job: Object, opened: PrivacyLedgerSpec | None = None) -> Admitted | Re
     return found
 
 
+@functools.lru_cache(maxsize=64)
 def _admit_text(text: str) -> Admitted | Rejected:
     """Admit a job as JSON text. The result is needed several times while a job starts, and parsing takes a while."""
-    return _kept_result(text) if len(text) <= _LONGEST_KEPT else _result(text)
-
-
-def _result(text: str) -> Admitted | Rejected:
     try:
         asked = parse_job(json.loads(text))
         completed, plan = resolve_job(asked)
@@ -98,9 +88,6 @@ def _result(text: str) -> Admitted | Rejected:
     if problem := find_local_path(completed, with_volumes=completed.spec.cluster.profile_ref is None):
         return Rejected(Reason.INVALID_MANIFEST, problem)
     return Admitted(asked, plan)
-
-
-_kept_result = functools.lru_cache(maxsize=64)(_result)
 
 
 def _find_shared_signing_key(spec: Spec) -> str:
@@ -203,12 +190,12 @@ def _dropped_fields(job: Object) -> str:
     Argo CD and Helm do not report them. The annotation of the client-side apply still holds them.
     """
     text = (job["metadata"].get("annotations") or {}).get(_APPLIED_ANNOTATION)
-    if not text or len(text) > _LONGEST_APPLIED:
+    if not text:
         return ""
     try:
         applied = json.loads(text)
         spec = applied["spec"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return ""
     if not isinstance(spec, Mapping):
         return ""
@@ -216,6 +203,4 @@ def _dropped_fields(job: Object) -> str:
         parse_job(_manifest({**job, "spec": spec}))
     except ManifestError as error:
         return "; ".join(str(problem) for problem in error.problems if problem.is_unknown_field)
-    except RecursionError:
-        return ""  # nested too deeply to be parsed
     return ""

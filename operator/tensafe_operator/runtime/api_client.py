@@ -18,7 +18,6 @@ from urllib.parse import urlencode
 import aiohttp
 
 from tensafe_operator.runtime.api_errors import CONFLICT, NOT_FOUND, ApiError, ApiUnavailable, UnknownKind, error_of
-from tensafe_operator.runtime.bounded_json import loads_bounded
 from tensafe_operator.runtime.connection import Connection
 from tensafe_operator.runtime.objects import RUNTIME_RESOURCES, Manifest, Resource
 from tensafe_operator.runtime.proxies import proxy_of_environment
@@ -60,7 +59,6 @@ class ApiClient:
         resources: where the API serves each kind, besides Events and Leases.
         field_manager: name of this client, as field manager and as user agent.
         on_response: called after each request with its method and HTTP status (0: no answer).
-        on_date: called with the header `Date` of each answer, and the seconds that it took.
         may_write: called before each write. A process that is no longer the leader must not write.
     """
 
@@ -71,14 +69,12 @@ class ApiClient:
         field_manager: str,
         on_response: Callable[[str, int], None] = lambda method, status: None,
         may_write: Callable[[], bool] = lambda: True,
-        on_date: Callable[[str | None, float], None] = lambda date, seconds: None,
     ) -> None:
         self._connection = connection
         self._resources = {**RUNTIME_RESOURCES, **resources}
         self._field_manager = field_manager
         self._on_response = on_response
         self._may_write = may_write
-        self._on_date = on_date
         self._session: aiohttp.ClientSession | None = None
         self._proxy = connection.proxy or proxy_of_environment(connection.server)
         self._known_until: dict[str, float] = {}
@@ -299,12 +295,10 @@ class ApiClient:
         if authorization := self._connection.authorization():
             headers["Authorization"] = authorization
         data = None if body is None else _encode(body)
-        sent = time.monotonic()
         try:
             async with self._open_session().request(
                 method, self._connection.server + path, data=data, headers=headers, proxy=self._proxy
             ) as answer:
-                self._on_date(answer.headers.get("Date"), time.monotonic() - sent)
                 text = await _read(answer, largest)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             self._on_response(method, 0)
@@ -347,7 +341,7 @@ async def _read(answer: aiohttp.ClientResponse, largest: int | None) -> bytes:
 def _parse(text: bytes) -> Manifest:
     """The answer as an object. Some refusals are plain text: for an unknown API group it is "404 page not found"."""
     try:
-        document = loads_bounded(text or b"{}")
+        document = json.loads(text or b"{}")
     except ValueError:
         document = None
     if isinstance(document, dict):

@@ -12,15 +12,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import kopf
-from kopf._cogs.clients import api as kopf_requests
 
 from tensafe_operator.runtime.api_client import SMALL_PAGE, ApiClient
 from tensafe_operator.runtime.api_errors import ApiError, ApiUnavailable
-from tensafe_operator.runtime.bounded_json import loads_bounded
 from tensafe_operator.runtime.cache import Cache
 from tensafe_operator.runtime.connection import login
 from tensafe_operator.runtime.objects import Key, Kinds, Manifest
@@ -99,7 +96,6 @@ async def watch(
     registry: kopf.OperatorRegistry, kinds: Kinds, namespaces: Collection[str], ready: asyncio.Event
 ) -> None:
     """Run kopf until cancelled; `ready` is set when it runs. An empty `namespaces` means all namespaces."""
-    _bound_nesting()
     await kopf.operator(
         registry=registry,
         settings=kopf_settings(kinds),
@@ -140,21 +136,6 @@ def kopf_settings(kinds: Kinds) -> kopf.OperatorSettings:
     # that no user can give an object.
     settings.persistence.finalizer = f"tensafe.io/{secrets.token_hex(16)}"
     return settings
-
-
-def _bound_nesting() -> None:
-    """Let kopf read objects that are nested too deeply for `json.loads`, which would end its streams and the operator.
-
-    kopf has no setting for this, so the two places in which it reads JSON are replaced. `test_deep_objects.py` fails if
-    a release of kopf has others.
-    """
-
-    async def get(url: str, **arguments: Any) -> Any:
-        async with await kopf_requests.request(method="get", url=url, **arguments) as answer:
-            return loads_bounded(await answer.read())
-
-    kopf_requests.get = get
-    kopf_requests.json = SimpleNamespace(loads=loads_bounded)  # type: ignore[assignment,attr-defined]
 
 
 class _NoDiffBase(kopf.DiffBaseStorage):
