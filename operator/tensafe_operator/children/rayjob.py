@@ -21,7 +21,6 @@ from tensafe_api.resources.numeric import parse_quantity
 from tensafe_api.resources.pods import EnvFrom, EnvVar, Toleration
 from tensafe_operator import names
 from tensafe_operator.children import Manifest, configuration, metadata, tls, volumes
-from tensafe_operator.children.foreign_code import FOREIGN_CODE_VARIABLES
 from tensafe_operator.settings import Settings
 
 ENTRYPOINT = "python -m tensorguard.cluster"
@@ -49,10 +48,8 @@ _HEALTH_PATH_SINCE = (2, 53)
 _RAY_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_V2_ENABLED": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 _NO_DRAIN = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
 """Without it, Ray drains for half a minute after all tasks have ended. The preStop hook has already waited for them."""
-_FIXED = {"TENSAFE_ROOT": "/", "BASH_ENV": "", "PYTHONNOUSERSITE": "1"}
-"""Variables that a Secret in `envFrom` must not set: where mounts are searched, what a shell runs at its start, and
-that Python imports no packages of a home, which may be on a volume.
-"""
+_FIXED = {"TENSAFE_ROOT": "/", "BASH_ENV": ""}
+"""Variables that a Secret in `envFrom` must not set: where mounts are searched, and what a shell runs at its start."""
 _ANNOTATIONS = {
     "karpenter.sh/do-not-disrupt": "true",
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
@@ -359,11 +356,7 @@ def _worker_environment(job: TenSafeTrainingJob, parameters: Manifest) -> list[M
     if token := job.spec.model.token_secret:
         reference = {"secretKeyRef": {"name": token.name, "key": token.key}}
         own.append({"name": "HF_TOKEN", "valueFrom": reference})
-    cluster = job.spec.cluster
-    if cluster.env_from or job.spec.storage.secret_name:
-        given = {*_FIXED, *(each.name for each in cluster.env)}  # by a profile
-        own += [{"name": name, "value": ""} for name in FOREIGN_CODE_VARIABLES if name not in given]
-    return [_env(each) for each in cluster.env] + own
+    return [_env(each) for each in job.spec.cluster.env] + own
 
 
 def _env(variable: EnvVar) -> Manifest:

@@ -18,7 +18,6 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Claim, Plan, resolve_job
 from tensafe_api.resources.job import API_VERSION, KIND, Spec, TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, PrivacyLedgerSpec
-from tensafe_operator.plan.foreign_code import find_foreign_code
 from tensafe_operator.plan.observed import Object
 
 _APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
@@ -64,10 +63,7 @@ def admit(job: Object, opened: PrivacyLedgerSpec | None = None) -> Admitted | Re
         values = {"noiseMultiplier": opened.mechanism.noise_multiplier, "accountant": opened.accountant}
         privacy = {**manifest["spec"]["privacy"], **values}
         manifest["spec"] = {**manifest["spec"], "privacy": privacy}
-    found = _admit_text(json.dumps(manifest))
-    if opened is None and isinstance(found, Admitted) and (problem := find_foreign_code(found.job.spec.cluster)):
-        return Rejected(Reason.INVALID_MANIFEST, problem)
-    return found
+    return _admit_text(json.dumps(manifest))
 
 
 @functools.lru_cache(maxsize=64)

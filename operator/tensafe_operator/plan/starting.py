@@ -5,15 +5,13 @@ The NetworkPolicy and the RoleBinding are kept as they were created for as long 
 
 from __future__ import annotations
 
-from tensafe_api.reasons import Phase, Reason
+from tensafe_api.reasons import Phase
 from tensafe_api.resources.status import Attempt
 from tensafe_operator import names
 from tensafe_operator.children import Manifest, access, configuration, matches, network, rayjob, tls
 from tensafe_operator.plan.admission import Admitted
 from tensafe_operator.plan.blockers import POLL_SECONDS, Blocker, blocked_state, starting_state
-from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
-from tensafe_operator.plan.foreign_code import find_foreign_code
 from tensafe_operator.plan.ignored import unless_ignored
 from tensafe_operator.plan.observed import Create, Object
 from tensafe_operator.plan.parsing import is_terminal
@@ -39,7 +37,7 @@ def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
         return  # the cluster administrator installs KubeRay or the policies
     taken = with_profile(draft, admitted)
     if taken is None:
-        return  # the cluster administrator corrects the profile, or the author the manifest
+        return  # the cluster administrator corrects the profile
     for manifest in children_of(draft, taken, attempt):
         draft.create(manifest)
     draft.set_state(starting_state(draft.observed, Phase.STARTING))
@@ -52,14 +50,10 @@ def _has_pods(draft: Draft, ray_job: Object) -> bool:
 
 
 def with_profile(draft: Draft, admitted: Admitted) -> Admitted | None:
-    """Return the job with the values of its profile. None where they cannot be taken, or where the job would run
-    foreign code: it is then stalled.
+    """Return the job with the values of its profile. None where they cannot be taken: the job is then stalled.
 
     A cache has no profiles, so the decision is made on the API server's own answer.
     """
-    if problem := find_foreign_code(admitted.job.spec.cluster):
-        draft.set_state(JobState(Phase.PENDING, Reason.INVALID_MANIFEST, problem, accepted=False, stalled=True))
-        return None
     draft.irreversible = True
     taken = take_profile(admitted, draft.observed.profile)
     if isinstance(taken, Blocker):

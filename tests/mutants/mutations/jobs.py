@@ -1,4 +1,4 @@
-"""Mistakes in what the author of a job may choose: rights that are not theirs, or code that reads the records."""
+"""Mistakes in what the author of a job may choose: rights that are not theirs, or room that the status needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from mutations.mutation import Edit, Mutation
 _OPERATOR = "operator/tensafe_operator/"
 _TESTS = "tests/operator/"
 _ROOM = _TESTS + "plan/test_short_status.py::test_figures_are_stored_although_a_user_takes_all_room_that_is_left"
-_FOREIGN = _TESTS + "plan/test_foreign_code.py::"
 
 JOBS = (
     Mutation(
@@ -17,42 +16,6 @@ JOBS = (
             _TESTS + "children/test_children.py::test_account_of_a_job_has_a_name_that_no_user_can_know_before",
             _TESTS + "plan/test_starting.py::test_every_attempt_has_the_account_that_the_ledger_names",
         ),
-    ),
-    Mutation(
-        "a job that was edited while it was suspended runs foreign code",
-        (
-            Edit(
-                _OPERATOR + "plan/starting.py",
-                "if problem := find_foreign_code(admitted.job.spec.cluster):",
-                'if problem := "":',
-            ),
-        ),
-        (_FOREIGN + "test_attempt_runs_to_its_end_and_the_next_one_waits_for_the_author",),
-    ),
-    Mutation(
-        "a job names a kubeconfig, and so a server that invents its ledger",
-        (Edit(_OPERATOR + "children/foreign_code.py", '    "KUBECONFIG",', '    "KUBECTL",'),),
-        (_FOREIGN + "test_trainer_uses_no_kubeconfig_if_the_variable_is_empty",),
-    ),
-    Mutation(
-        "a job names the API server with its ledger",
-        (Edit(_OPERATOR + "plan/foreign_code.py", "    if servers:", "    if False:"),),
-        (_FOREIGN + "test_other_api_server_for_the_ledger_is_found",),
-    ),
-    Mutation(
-        "a volume replaces the file that names libraries of OpenSSL",
-        (Edit(_OPERATOR + "plan/foreign_code.py", '"/etc/ssl/openssl.cnf", ', ""),),
-        (_FOREIGN + "test_volume_over_code_is_found",),
-    ),
-    Mutation(
-        "a Secret in the environment sets what Python imports",
-        (Edit(_OPERATOR + "children/rayjob.py", "if cluster.env_from or job", "if False and job"),),
-        (_FOREIGN + "test_secret_in_the_environment_sets_none_of_these_variables",),
-    ),
-    Mutation(
-        "a volume replaces the file that names libraries of another OpenSSL",
-        (Edit(_OPERATOR + "plan/foreign_code.py", '    "/opt/pyca",', '    "/opt/own",'),),
-        (_FOREIGN + "test_volume_over_code_is_found",),
     ),
     Mutation(
         "a user who fills a job keeps its charges out of the status",
