@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+from collections.abc import Callable
 from decimal import Decimal
 
 from tensafe_api import accounting
@@ -21,7 +22,9 @@ MAX_CALIBRATED_SIGMA = 2.0**14
 grid (`resolve`)."""
 
 SIGMA_DIGITS = 6
-_SIGMA_PLACES = 10**SIGMA_DIGITS
+_SIGMA_PLACES: int = 10**SIGMA_DIGITS
+_LEAST, _MOST = int(MIN_CALIBRATED_SIGMA * _SIGMA_PLACES), int(MAX_CALIBRATED_SIGMA * _SIGMA_PLACES)
+"""The limits of σ. A search uses whole numbers of the last digit."""
 
 
 class CalibrationError(ValueError):
@@ -58,10 +61,9 @@ def _calibrate(
     earlier: tuple[PrivacyEvent, ...],
 ) -> str:
     """The smallest six-decimal σ that meets the target."""
-    least, most = int(MIN_CALIBRATED_SIGMA * _SIGMA_PLACES), int(MAX_CALIBRATED_SIGMA * _SIGMA_PLACES)
 
     @functools.cache  # of this search: the σ that it tries are those of no job
-    def spent(places: int, by: AccountantName = accountant) -> float:
+    def spent(places: int, by: AccountantName) -> float:
         return accounting.epsilon_once(sample_rate, float(_sigma(places)), delta, by, earlier, steps)
 
     def fits(places: int, by: AccountantName = accountant) -> bool:
@@ -69,30 +71,42 @@ def _calibrate(
 
     def excess(places: int) -> float:
         """ln(ε / target), at most 0 where σ meets the target. It is close to a straight line, so few steps suffice."""
-        value = min(max(spent(places), math.ulp(0.0)), sys.float_info.max)  # has a finite logarithm
+        value = min(max(spent(places, accountant), math.ulp(0.0)), sys.float_info.max)  # has a finite logarithm
         distance = math.log(value) - math.log(target_epsilon)
         return min(distance, 0.0) if value <= target_epsilon else max(distance, math.ulp(1.0))
 
-    if fits(least, "RDP"):
-        return _sigma(least)
-    low, high = least, _SIGMA_PLACES
-    if accountant == "PLD":  # its search starts near its end, since PLD is slow with a small σ
+    def by_rdp() -> int:
+        """The smallest σ by RDP; 1 where the earlier events alone exceed the target by RDP."""
         try:
-            high = int(Decimal(_calibrate(target_epsilon, sample_rate, steps, delta, "RDP", earlier)) * _SIGMA_PLACES)
+            return int(Decimal(_calibrate(target_epsilon, sample_rate, steps, delta, "RDP", earlier)) * _SIGMA_PLACES)
         except CalibrationError:
             if not earlier:
                 raise
-            high = _SIGMA_PLACES  # by RDP, the earlier events alone exceed the target
-        low = max(least, high * 7 // 8)
-        while fits(low):
-            if low == least:
-                return _sigma(least)
-            low, high = max(least, low * 7 // 8), low
-    while not fits(high):
-        if high == most:
-            raise CalibrationError(f"no noise multiplier reaches ε {target_epsilon:g} over {steps} steps")
-        low, high = high, min(most, 2 * high)
+            return _SIGMA_PLACES
+
+    if fits(_LEAST, "RDP"):
+        return _sigma(_LEAST)
+    if accountant == "RDP":
+        low, high = _bracket(fits, _LEAST, _SIGMA_PLACES)
+    else:  # PLD is slow with a small σ, so its search starts near its end
+        high = by_rdp()
+        low, high = _bracket(fits, max(_LEAST, high * 7 // 8), high)
+    if not fits(high):
+        raise CalibrationError(f"no noise multiplier reaches ε {target_epsilon:g} over {steps} steps")
     return _sigma(first_at_most_zero(excess, low, high))
+
+
+def _bracket(fits: Callable[[int], bool], low: int, high: int) -> tuple[int, int]:
+    """A σ that does not meet the target and one that does, from a guess of both. Twice the least one if that meets it;
+    the second is the largest one if none does.
+    """
+    while fits(low):
+        if low == _LEAST:
+            return low, low
+        low, high = max(_LEAST, low * 7 // 8), low
+    while high < _MOST and not fits(high):
+        low, high = high, min(_MOST, 2 * high)
+    return low, high
 
 
 def _sigma(places: int) -> str:

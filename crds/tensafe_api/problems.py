@@ -198,6 +198,28 @@ def _missing_type(data: Mapping[str, Any]) -> list[Problem]:
     return [Problem(name, f"is missing: write {name}: {value}") for name, value in head.items() if name not in data]
 
 
+_WHOLE = "must be a whole number without quotes, not {shown}"
+_MAPPING = "must be a mapping of names to values, not {shown}"
+_SENTENCES = {
+    "int_type": _WHOLE,
+    "int_from_float": _WHOLE,
+    "finite_number": _WHOLE,
+    "bool_type": "must be true or false, not {shown}",
+    "string_type": "must be a string, not {shown}: write it in quotes",
+    "greater_than_equal": "must be at least {ge}, not {shown}",
+    "less_than_equal": "must be at most {le}, not {shown}",
+    "too_long": "has too many entries: write at most {max_length}",
+    "too_short": "has too few entries: write at least {min_length}",
+    "string_too_long": "is too long: write at most {max_length} characters",
+    "string_too_short": "is empty: write a value, or remove the field",
+    "tuple_type": "must be a list such as [a, b], not {shown}",
+    "dict_type": _MAPPING,
+    "model_type": _MAPPING,
+    "model_attributes_type": _MAPPING,
+}
+"""The sentence for each of pydantic's types of errors, with the value and pydantic's own figures in it."""
+
+
 def _sentence(detail: ErrorDetails, written: WrittenScalars | None) -> str:
     """An error of pydantic as one sentence with the fix."""
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
@@ -215,33 +237,15 @@ def _sentence(detail: ErrorDetails, written: WrittenScalars | None) -> str:
             return unknown_field(_block_at(parent), str(detail["loc"][-1]), _path(parent))
         case "literal_error":
             return _none_of(text or str(value), shown, str(context["expected"]))
-        case "int_type" | "int_from_float" | "finite_number":
-            return f"must be a whole number without quotes, not {shown}"
-        case "bool_type":
-            return f"must be true or false, not {shown}"
-        case "string_type":
-            return f"must be a string, not {shown}: write it in quotes"
-        case "greater_than_equal":
-            return f"must be at least {context['ge']}, not {shown}"
-        case "less_than_equal":
-            return f"must be at most {context['le']}, not {shown}"
-        case "too_long":
-            return f"has too many entries: write at most {context['max_length']}"
-        case "too_short":
-            return f"has too few entries: write at least {context['min_length']}"
-        case "string_too_long":
-            return f"is too long: write at most {context['max_length']} characters"
-        case "string_too_short":
-            return "is empty: write a value, or remove the field"
-        case "tuple_type":
-            return f"must be a list such as [a, b], not {shown}"
-        case "model_type" | "model_attributes_type" if isinstance(value, str) and "name" in fields_of(
-            _block_at(detail["loc"])
-        ):
+        case "model_type" | "model_attributes_type" if _is_name_of_block(value, detail["loc"]):
             return f"must be a mapping, not {shown}: write {{name: {value}}}"
-        case "dict_type" | "model_type" | "model_attributes_type":
-            return f"must be a mapping of names to values, not {shown}"
-    return str(detail["msg"])
+    form = _SENTENCES.get(kind)
+    return form.format(shown=shown, **context) if form else str(detail["msg"])
+
+
+def _is_name_of_block(value: Any, location: Location) -> bool:
+    """Return whether a text is where a block with a field `name` is expected."""
+    return isinstance(value, str) and "name" in fields_of(_block_at(location))
 
 
 def _missing(location: Location) -> str:

@@ -17,18 +17,21 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 
 from e2e.platform import controlplane, images, kind, node
 from e2e.platform.cluster import Cluster
 from e2e.platform.gotools import GoUnavailable
 from e2e.platform.node import ClusterError, UnsupportedMachine
 
+AnyCluster = kind.KindCluster | Cluster
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m e2e.platform", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("verb", choices=("up", "down", "status", "check", "packages", "image-settings", "built"))
+    parser.add_argument("verb", choices=(*VERBS, "built"))
     verb = parser.parse_args().verb
     if verb == "built":
         return 0 if controlplane.is_available() else 1
@@ -37,30 +40,44 @@ def main() -> int:
     def log(message: str) -> None:
         print(f"{time.monotonic() - started:6.1f} s  {message}", file=sys.stderr, flush=True)
 
-    with_kind = kind.is_available()
-    cluster = kind.KindCluster(log) if with_kind else Cluster(log)
     try:
-        match verb:
-            case "up":
-                cluster.up()
-                log("up")
-                print(f"export KUBECONFIG={cluster.kubeconfig}")
-            case "down":
-                cluster.down()
-            case "status":
-                print(cluster.status())
-            case "packages":
-                print(*([] if with_kind else sorted(node.missing() | images.missing())))
-            case "image-settings":
-                print(*([] if with_kind else (f"{name}={value}" for name, value in images.settings().items())))
-            case "check":
-                if isinstance(cluster, Cluster):
-                    cluster.check()
-                print("this machine can run the cluster")
+        VERBS[verb](kind.KindCluster(log) if kind.is_available() else Cluster(log))
+        if verb == "up":
+            log("up")
     except (UnsupportedMachine, ClusterError, GoUnavailable) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def up(cluster: AnyCluster) -> None:
+    cluster.up()
+    print(f"export KUBECONFIG={cluster.kubeconfig}")
+
+
+def check(cluster: AnyCluster) -> None:
+    if isinstance(cluster, Cluster):
+        cluster.check()
+    print("this machine can run the cluster")
+
+
+def print_packages(cluster: AnyCluster) -> None:
+    print(*(sorted(node.missing() | images.missing()) if isinstance(cluster, Cluster) else []))
+
+
+def print_image_settings(cluster: AnyCluster) -> None:
+    settings = images.settings() if isinstance(cluster, Cluster) else {}
+    print(*(f"{name}={value}" for name, value in settings.items()))
+
+
+VERBS: dict[str, Callable[[AnyCluster], None]] = {
+    "up": up,
+    "down": lambda cluster: cluster.down(),
+    "status": lambda cluster: print(cluster.status()),
+    "check": check,
+    "packages": print_packages,
+    "image-settings": print_image_settings,
+}
 
 
 if __name__ == "__main__":

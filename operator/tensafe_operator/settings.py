@@ -9,8 +9,10 @@ import importlib.metadata
 import ipaddress
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -21,20 +23,6 @@ from tensafe_operator.runtime.errors import ConfigurationError
 from tensafe_operator.runtime.lease_durations import DEFAULT_DURATIONS, LeaseDurations
 
 _PREFIX = "TENSAFE_"
-_PATTERNS = {"image": (IMAGE, "registry.example/tensafe-trainer:0.1"), "ray_version": (RAY_VERSION, "2.60.0")}
-_BY_CHART: dict[str, tuple[type[BaseModel], str]] = {
-    "job_network": (JobNetwork, "jobs.networkPolicy"),
-    "job_tls": (JobTls, "jobs.tls"),
-}
-_RANGES = {
-    "fs_group": range(2**31),
-    "stall_seconds": range(1, 2**31),
-    "port": range(2**16),
-    "lease_seconds": range(1, 3601),
-    "renew_seconds": range(1, 3601),
-    "retry_seconds": range(1, 3601),
-}
-_FLAGS = ("read_only_root", "metrics_per_job", "metrics_auth")
 
 
 @dataclass(frozen=True)
@@ -98,28 +86,10 @@ class Settings:
         given = {
             name: environment[variable(name)] for name in cls.__dataclass_fields__ if environment.get(variable(name))
         }
-        values: dict[str, object] = dict(given)
-        for name in ("namespaces", "egress_cidrs", "pull_secrets"):
-            if name in given:
-                values[name] = tuple(part.strip() for part in given[name].split(",") if part.strip())
-        for name, allowed in _RANGES.items():
-            if name in given:
-                left_out = name == "fs_group" and given[name] == "None"
-                values[name] = None if left_out else _whole_number(variable(name), given[name], allowed)
-        for name in _FLAGS:
-            if name in given:
-                values[name] = _flag(variable(name), given[name])
-        for name, (pattern, example) in _PATTERNS.items():
-            if name in given and not re.fullmatch(pattern, given[name]):
-                raise ConfigurationError(f"{variable(name)} is {given[name]!r}: set it to a value such as {example}.")
-        for cidr in values.get("egress_cidrs", ()):  # type: ignore[attr-defined]
-            _check_network(cidr)
-        for secret in values.get("pull_secrets", ()):  # type: ignore[attr-defined]
-            _check_secret_name(secret)
-        for name, (model, value) in _BY_CHART.items():
-            if name in given:
-                values[name] = _of_chart(name, model, value, given[name])
-        settings = cls(**values)  # type: ignore[arg-type]
+        values: dict[str, Any] = {
+            name: _READERS[name](variable(name), text) if name in _READERS else text for name, text in given.items()
+        }
+        settings = cls(**values)
         _check_durations(settings.lease_durations)
         return settings
 
@@ -140,20 +110,6 @@ def describe_variables() -> Iterator[tuple[str, str]]:
         yield variable(each.name), descriptions[each.name] + (f" (default {text})" if shown else "")
 
 
-def _check_network(cidr: str) -> None:
-    try:
-        ipaddress.ip_network(cidr)
-    except ValueError as error:
-        fix = "set it to networks such as 10.1.0.0/16, separated by commas"
-        raise ConfigurationError(f"{variable('egress_cidrs')} has {cidr!r}, which is not a network: {fix}.") from error
-
-
-def _check_secret_name(name: str) -> None:
-    if len(name) > 253 or not re.fullmatch(SUBDOMAIN, name):
-        fix = "set it to names of Secrets, separated by commas"
-        raise ConfigurationError(f"{variable('pull_secrets')} has {name!r}, which is no name of a Secret: {fix}.")
-
-
 def _check_durations(durations: LeaseDurations) -> None:
     """Raises:
     ConfigurationError: if two replicas could lead at a time, or one slow answer would end the leadership.
@@ -168,15 +124,27 @@ def _check_durations(durations: LeaseDurations) -> None:
         raise ConfigurationError(f"{renew} is {durations.renew_deadline}: set it {limit}: a renewal may take so long.")
 
 
-def _of_chart(name: str, model: type[BaseModel], value: str, text: str) -> BaseModel:
-    """A setting that the chart writes as JSON, from one of its values."""
-    try:
-        return model.model_validate_json(text, by_alias=True, by_name=False)
-    except ValidationError as error:
-        found = error.errors()[0]
-        place = ".".join(map(str, found["loc"])) or "the whole"
-        fix = f"set it as the chart does from `{value}`"
-        raise ConfigurationError(f"{variable(name)} is wrong in {place} ({found['msg']}): {fix}.") from error
+def _list(name: str, text: str) -> tuple[str, ...]:
+    """What is between the commas. name: of the variable, as for all readers of a text."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _networks(name: str, text: str) -> tuple[str, ...]:
+    for cidr in (cidrs := _list(name, text)):
+        try:
+            ipaddress.ip_network(cidr)
+        except ValueError as error:
+            fix = "set it to networks such as 10.1.0.0/16, separated by commas"
+            raise ConfigurationError(f"{name} has {cidr!r}, which is not a network: {fix}.") from error
+    return cidrs
+
+
+def _secret_names(name: str, text: str) -> tuple[str, ...]:
+    for secret in (secrets := _list(name, text)):
+        if len(secret) > 253 or not re.fullmatch(SUBDOMAIN, secret):
+            fix = "set it to names of Secrets, separated by commas"
+            raise ConfigurationError(f"{name} has {secret!r}, which is no name of a Secret: {fix}.")
+    return secrets
 
 
 def _flag(name: str, text: str) -> bool:
@@ -185,10 +153,53 @@ def _flag(name: str, text: str) -> bool:
     raise ConfigurationError(f"{name} is {text!r}: set it to true or false.")
 
 
-def _whole_number(name: str, text: str, allowed: range) -> int:
+def _whole(allowed: range, name: str, text: str) -> int:
     if text.isdecimal() and int(text) in allowed:
         return int(text)
     raise ConfigurationError(f"{name} is {text!r}: set it to a whole number from {allowed[0]} to {allowed[-1]}.")
+
+
+def _group(name: str, text: str) -> int | None:
+    return None if text == "None" else _whole(range(2**31), name, text)
+
+
+def _like(pattern: str, example: str, name: str, text: str) -> str:
+    if re.fullmatch(pattern, text):
+        return text
+    raise ConfigurationError(f"{name} is {text!r}: set it to a value such as {example}.")
+
+
+def _of_chart(model: type[BaseModel], value: str, name: str, text: str) -> BaseModel:
+    """A setting that the chart writes as JSON, from one of its values."""
+    try:
+        return model.model_validate_json(text, by_alias=True, by_name=False)
+    except ValidationError as error:
+        found = error.errors()[0]
+        place = ".".join(map(str, found["loc"])) or "the whole"
+        fix = f"set it as the chart does from `{value}`"
+        raise ConfigurationError(f"{name} is wrong in {place} ({found['msg']}): {fix}.") from error
+
+
+_DURATION = partial(_whole, range(1, 3601))
+_READERS: dict[str, Callable[[str, str], object]] = {
+    "image": partial(_like, IMAGE, "registry.example/tensafe-trainer:0.1"),
+    "ray_version": partial(_like, RAY_VERSION, "2.60.0"),
+    "namespaces": _list,
+    "lease_seconds": _DURATION,
+    "renew_seconds": _DURATION,
+    "retry_seconds": _DURATION,
+    "egress_cidrs": _networks,
+    "job_network": partial(_of_chart, JobNetwork, "jobs.networkPolicy"),
+    "job_tls": partial(_of_chart, JobTls, "jobs.tls"),
+    "fs_group": _group,
+    "read_only_root": _flag,
+    "pull_secrets": _secret_names,
+    "stall_seconds": partial(_whole, range(1, 2**31)),
+    "port": partial(_whole, range(2**16)),
+    "metrics_per_job": _flag,
+    "metrics_auth": _flag,
+}
+"""What reads the text of a variable, by the setting. The others are texts without a rule."""
 
 
 def _version() -> str:

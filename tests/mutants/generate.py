@@ -26,6 +26,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from survivors import equivalents, reason_of, survivor, write_report
@@ -92,22 +93,12 @@ use_git_change_detection = false
 
 def stage() -> None:
     """Bring the copy of sources and tests up to date. A file that has not changed keeps its time of change."""
-    wanted: dict[Path, bytes] = {}
-    for name, folder in PACKAGES.items():
-        for file in folder.rglob("*"):
-            if not file.is_file() or "__pycache__" in file.parts:
-                continue
-            path = Path(name) / file.relative_to(folder)
-            content = file.read_bytes()
-            mutated = any(path.match(pattern) for pattern in MUTATED)
-            wanted[path] = prepare(content.decode()).encode() if mutated else content
-    for each in (*TESTS, *BESIDE):
-        source = ROOT / each
-        for file in source.rglob("*") if source.is_dir() else (source,):
-            if file.is_file() and "__pycache__" not in file.parts:
-                wanted[file.relative_to(ROOT)] = file.read_bytes()
-    wanted[Path("pyproject.toml")] = configuration().encode()
-    wanted[Path("conftest.py")] = Path(__file__).with_name("fastest_first.py").read_bytes()
+    wanted = {
+        **dict(sources()),
+        **{file.relative_to(ROOT): file.read_bytes() for each in (*TESTS, *BESIDE) for file in files_of(ROOT / each)},
+        Path("pyproject.toml"): configuration().encode(),
+        Path("conftest.py"): Path(__file__).with_name("fastest_first.py").read_bytes(),
+    }
     for path, content in wanted.items():
         target = STAGE / path
         if not target.exists() or target.read_bytes() != content:
@@ -118,6 +109,22 @@ def stage() -> None:
             if (path := file.relative_to(STAGE)) not in wanted:
                 file.unlink()
                 (STAGE / "mutants" / path).unlink(missing_ok=True)
+
+
+def sources() -> Iterator[tuple[Path, bytes]]:
+    """The files of the packages by their places in the copy, those to mutate as `prepare` writes them."""
+    for name, folder in PACKAGES.items():
+        for file in files_of(folder):
+            path, content = Path(name) / file.relative_to(folder), file.read_bytes()
+            mutated = any(path.match(pattern) for pattern in MUTATED)
+            yield path, prepare(content.decode()).encode() if mutated else content
+
+
+def files_of(source: Path) -> Iterator[Path]:
+    """The file, or all files of a folder without bytecode."""
+    for file in source.rglob("*") if source.is_dir() else (source,):
+        if file.is_file() and "__pycache__" not in file.parts:
+            yield file
 
 
 def configuration() -> str:
