@@ -6,7 +6,7 @@ In: what a log has so far (`Position`), and a state of the ledger. Out: the entr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,34 +81,42 @@ def missing_entries(position: Position, state: LedgerState) -> list[tuple[Event,
         spec = state.spec
         values = {"targetEpsilon": spec.target_epsilon, "delta": spec.delta, "plannedSteps": spec.planned_steps}
         return [] if position.length else [(Event.OPEN, {**ledger, **values})]
-    missing: list[tuple[Event, dict[str, Any]]] = []
     where = {**ledger, "attempt": state.attempt, "incarnation": state.incarnation}
+    return [(event, {**where, **values}) for event, values in _changes(position, state)]
 
-    def add(event: Event, **values: Any) -> None:
-        missing.append((event, {**where, **values}))
 
-    if (state.attempt, state.incarnation) != position.acquired_as:
+def _changes(position: Position, state: LedgerState) -> Iterator[tuple[Event, dict[str, Any]]]:
+    """What has changed in a ledger since it was opened: each event with the values of its own."""
+    acquired = (state.attempt, state.incarnation) != position.acquired_as
+    if acquired:
         first = position.acquired_as == (0, 0) and state.steps_charged == 0
-        add(Event.START if first else Event.RESUME, step=state.start_steps[-1])
-        position = replace(position, outcome=None)
+        yield Event.START if first else Event.RESUME, {"step": state.start_steps[-1]}
     if state.dataset_digest is not None and not position.dataset:
-        add(Event.DATASET, digest=state.dataset_digest)
+        yield Event.DATASET, {"digest": state.dataset_digest}
     if state.model_weights is not None and not position.model:
-        add(Event.MODEL, weights=state.model_weights, chatTemplate=state.chat_template_digest)
+        yield Event.MODEL, {"weights": state.model_weights, "chatTemplate": state.chat_template_digest}
     if (steps := state.steps_charged - position.steps_charged) > 0:
-        add(Event.CHARGE, steps=steps, stepsCharged=state.steps_charged, chargedThrough=state.charged_through)
-    for checkpoint in state.checkpoints[position.checkpoints :]:
-        add(
-            Event.PUBLICATION,
-            step=checkpoint.step,
-            uri=checkpoint.uri,
-            digest=checkpoint.digest,
-            statementDigest=checkpoint.statement_digest,
-            final=checkpoint.final,
-            signer=checkpoint.signer,
+        yield (
+            Event.CHARGE,
+            {"steps": steps, "stepsCharged": state.steps_charged, "chargedThrough": state.charged_through},
         )
-    if state.outcome == "Suspended" != position.outcome:
-        add(Event.INTERRUPTION, reason=Reason.INTERRUPTED.value, message="stopped on request, with a checkpoint")
-    elif state.outcome is not None and state.outcome != position.outcome:
-        add(Event.END, outcome=state.outcome)
-    return missing
+    for checkpoint in state.checkpoints[position.checkpoints :]:
+        yield (
+            Event.PUBLICATION,
+            {
+                "step": checkpoint.step,
+                "uri": checkpoint.uri,
+                "digest": checkpoint.digest,
+                "statementDigest": checkpoint.statement_digest,
+                "final": checkpoint.final,
+                "signer": checkpoint.signer,
+            },
+        )
+    logged = None if acquired else position.outcome
+    if state.outcome == "Suspended" != logged:
+        yield (
+            Event.INTERRUPTION,
+            {"reason": Reason.INTERRUPTED.value, "message": "stopped on request, with a checkpoint"},
+        )
+    elif state.outcome is not None and state.outcome != logged:
+        yield Event.END, {"outcome": state.outcome}

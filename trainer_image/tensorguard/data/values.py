@@ -15,7 +15,7 @@ import json
 import re
 import unicodedata
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
@@ -178,24 +178,9 @@ def id_of(value: Any) -> str | None:
     value = python_value(value)
     if value is None:
         return None
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int):
-        return _id_of_integer(value)
-    if isinstance(value, str):
-        return _id_of_text(value)
-    if isinstance(value, uuid.UUID):
-        return _id_of_uuid(value.hex)
-    if isinstance(value, bytes):
-        return _id_of_bytes(value)
-    if isinstance(value, float):
-        if not value.is_integer() or abs(value) >= EXACT_FLOAT:
-            raise NotAnId("a number with a fraction" if abs(value) < EXACT_FLOAT else "a float of 2^53 or more")
-        return str(int(value))
-    if isinstance(value, Decimal):
-        if not value.is_finite() or value.adjusted() > MAX_ID_CHARACTERS or value != value.to_integral_value():
-            raise NotAnId("a number with a fraction")
-        return _id_of_integer(int(value))
+    for kind, id_of_kind in _IDS:
+        if isinstance(value, kind):
+            return id_of_kind(value)
     raise NotAnId(_name_of(value))
 
 
@@ -210,6 +195,18 @@ def _id_of_integer(value: int) -> str | None:
         return _id_of_text(str(value))
     except ValueError:  # Python writes at most 4,300 digits
         raise NotAnId("an integer of thousands of digits") from None
+
+
+def _id_of_float(value: float) -> str:
+    if not value.is_integer() or abs(value) >= EXACT_FLOAT:
+        raise NotAnId("a number with a fraction" if abs(value) < EXACT_FLOAT else "a float of 2^53 or more")
+    return str(int(value))
+
+
+def _id_of_decimal(value: Decimal) -> str | None:
+    if not value.is_finite() or value.adjusted() > MAX_ID_CHARACTERS or value != value.to_integral_value():
+        raise NotAnId("a number with a fraction")
+    return _id_of_integer(int(value))
 
 
 def _id_of_uuid(digits: str) -> str:
@@ -250,6 +247,18 @@ def _id_of_text(text: str) -> str | None:
     if (number := _DECIMAL.fullmatch(text)) and (number["whole"] or number["fraction"]):
         return _id_of_number(text, number)
     return text
+
+
+_IDS: tuple[tuple[type, Callable[[Any], str | None]], ...] = (
+    (bool, lambda value: str(value).lower()),
+    (int, _id_of_integer),
+    (str, _id_of_text),
+    (uuid.UUID, lambda value: _id_of_uuid(value.hex)),
+    (bytes, _id_of_bytes),
+    (float, _id_of_float),
+    (Decimal, _id_of_decimal),
+)
+"""The types of ids, each with what makes its id. A bool is an int, so it comes first."""
 
 
 def _folded(text: str) -> str:

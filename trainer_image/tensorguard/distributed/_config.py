@@ -196,47 +196,10 @@ class TenSafeTrainingConfig(_Fields):
     output_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model_name, str | Path) or not str(self.model_name):
-            raise ConfigurationError(
-                f"model_name: must be a hub id, a path, or an installed package with a model, not {self.model_name!r}"
-            )
-        for name in ("gradient_checkpointing", "enable_audit_logging"):
-            require_bool(name, getattr(self, name))
-        if self.use_gpu is not None:
-            require_bool("use_gpu", self.use_gpu)
-        if self.dp_config is None:
-            raise ConfigurationError(
-                "dp_config: missing, and every training is differentially private: write "
-                "dp_config=DistributedDPConfig(target_epsilon=8.0), or train without privacy by peft and transformers"
-            )
-        if not isinstance(self.dp_config, DistributedDPConfig):
-            raise ConfigurationError(f"dp_config: must be a DistributedDPConfig, not {type(self.dp_config).__name__}")
-        if self.lora_target_modules is not None and self.target_modules is not None:
-            raise ConfigurationError(
-                "target_modules: it is another name of lora_target_modules, and both are set: leave one out"
-            )
-        if not isinstance(self.secure_aggregation, SecureAggregationConfig | None):
-            raise ConfigurationError(
-                f"secure_aggregation: must be a SecureAggregationConfig, not {type(self.secure_aggregation).__name__}"
-            )
-        if self.tokenizer_name not in (None, self.model_name):
-            raise ConfigurationError(
-                f"tokenizer_name: a model is trained with its own tokenizer, not with {self.tokenizer_name!r}: leave "
-                "it out, or save that tokenizer in the model's folder"
-            )
-        if self.num_workers != 1 and not self.aggregation.enabled:
-            raise ConfigurationError(
-                "secure_aggregation.enabled: several workers always mask what they send, so it cannot be False: set it "
-                "to True, or num_workers to 1"
-            )
-        require_choice("mixed_precision", self.mixed_precision, PRECISIONS)
-        require_choice("private_metrics", self.private_metrics, (HIDDEN, INTERNAL))
-        if isinstance(self.encryption_recipients, str):
-            raise ConfigurationError("encryption_recipients: must be a list of recipients, not one str")
-        for role in self.columns or ():
-            require_choice("columns", role, ROLES)
-        if self.ray_timeout is not None and not 1 <= require_float("ray_timeout", self.ray_timeout) < float("inf"):
-            raise ConfigurationError(f"ray_timeout: must be at least 1 second, not {self.ray_timeout}")
+        self._check_model()
+        self._check_privacy()
+        self._check_choices()
+        self._check_workers()
         self._check_resources()
 
     @property
@@ -256,7 +219,58 @@ class TenSafeTrainingConfig(_Fields):
             "resources_per_worker['GPU']", (self.resources_per_worker or {}).get("GPU", int(bool(self.use_gpu)))
         )
 
+    def _check_model(self) -> None:
+        if not isinstance(self.model_name, str | Path) or not str(self.model_name):
+            raise ConfigurationError(
+                f"model_name: must be a hub id, a path, or an installed package with a model, not {self.model_name!r}"
+            )
+        if self.tokenizer_name not in (None, self.model_name):
+            raise ConfigurationError(
+                f"tokenizer_name: a model is trained with its own tokenizer, not with {self.tokenizer_name!r}: leave "
+                "it out, or save that tokenizer in the model's folder"
+            )
+        if self.lora_target_modules is not None and self.target_modules is not None:
+            raise ConfigurationError(
+                "target_modules: it is another name of lora_target_modules, and both are set: leave one out"
+            )
+
+    def _check_privacy(self) -> None:
+        if self.dp_config is None:
+            raise ConfigurationError(
+                "dp_config: missing, and every training is differentially private: write "
+                "dp_config=DistributedDPConfig(target_epsilon=8.0), or train without privacy by peft and transformers"
+            )
+        if not isinstance(self.dp_config, DistributedDPConfig):
+            raise ConfigurationError(f"dp_config: must be a DistributedDPConfig, not {type(self.dp_config).__name__}")
+
+    def _check_choices(self) -> None:
+        """Check the fields that have a few values, or a list of them."""
+        for name in ("gradient_checkpointing", "enable_audit_logging"):
+            require_bool(name, getattr(self, name))
+        require_choice("mixed_precision", self.mixed_precision, PRECISIONS)
+        require_choice("private_metrics", self.private_metrics, (HIDDEN, INTERNAL))
+        if isinstance(self.encryption_recipients, str):
+            raise ConfigurationError("encryption_recipients: must be a list of recipients, not one str")
+        for role in self.columns or ():
+            require_choice("columns", role, ROLES)
+
+    def _check_workers(self) -> None:
+        """Check how workers are joined."""
+        if not isinstance(self.secure_aggregation, SecureAggregationConfig | None):
+            raise ConfigurationError(
+                f"secure_aggregation: must be a SecureAggregationConfig, not {type(self.secure_aggregation).__name__}"
+            )
+        if self.num_workers != 1 and not self.aggregation.enabled:
+            raise ConfigurationError(
+                "secure_aggregation.enabled: several workers always mask what they send, so it cannot be False: set it "
+                "to True, or num_workers to 1"
+            )
+        if self.ray_timeout is not None and not 1 <= require_float("ray_timeout", self.ray_timeout) < float("inf"):
+            raise ConfigurationError(f"ray_timeout: must be at least 1 second, not {self.ray_timeout}")
+
     def _check_resources(self) -> None:
+        if self.use_gpu is not None:
+            require_bool("use_gpu", self.use_gpu)
         for kind in self.resources_per_worker or ():
             require_choice("resources_per_worker", kind, RESOURCES)
         gpus = self.gpus_per_worker

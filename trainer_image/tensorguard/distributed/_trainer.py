@@ -167,29 +167,7 @@ class TenSafeTrainer:
         private_metrics = PrivateMetricsReader(private_folder, plan.mechanism.workers) if internal else None
         dispatcher = CallbackDispatcher(self, self._hooks, completed, plan, self._stop, private_metrics, self._spent)
         audit = AuditLogCopy(output_dir) if self.config.enable_audit_logging else None
-
-        def listen(event: LogRecord) -> None:
-            if isinstance(event, Stepped):
-                self.step = event.step
-            if isinstance(event, Stepped | Saved):
-                self._charged = max(self._charged, event.charged)
-            write_logs(event)
-            dispatcher.dispatch(event)
-
-        def write_logs(event: LogRecord | None) -> None:
-            try:
-                if event is not None:
-                    log_record(event)
-                if audit is not None:
-                    audit.log_new()
-            except Exception as error:  # of a handler that the program has configured
-                dispatcher.fail(error)
-
-        def begin() -> None:
-            if audit is not None:
-                audit.start()
-            dispatcher.begin()
-
+        listener = _Listener(self, dispatcher, audit)
         with visible_logs(), StopOnSignal(self._stop) as signals:
             report_plan(self.config, completed, plan)
             try:
@@ -198,15 +176,15 @@ class TenSafeTrainer:
                     output_dir=output_dir,
                     base_dir=Path.cwd(),
                     resume=resume,
-                    listener=listen,
+                    listener=listener.listen,
                     stop=self._stop,
                     data=InMemoryData(in_memory(train_dataset), in_memory(eval_dataset)),
                     timeout=self.config.ray_timeout,
-                    admitted=begin,
+                    admitted=listener.begin,
                     signing_key=self._signing_key(),
                     identity=self._identity(),
                 ).job
-                write_logs(None)
+                listener.write_logs(None)
             except (ManifestError, RunRefused) as error:
                 raise ConfigurationError(with_python_names(str(error))) from error
             dispatcher.end()
@@ -307,6 +285,37 @@ class TenSafeTrainer:
         return state.steps_charged, job_epsilon(
             state.spec.mechanism, state.steps_charged, state.spec.delta, state.spec.accountant
         )
+
+
+class _Listener:
+    """Passes the log records of a run to the program's logs and to the callbacks, and keeps the trainer's figures."""
+
+    def __init__(self, trainer: TenSafeTrainer, dispatcher: CallbackDispatcher, audit: AuditLogCopy | None) -> None:
+        self._trainer, self._dispatcher, self._audit = trainer, dispatcher, audit
+
+    def begin(self) -> None:
+        """The run was admitted, and starts."""
+        if self._audit is not None:
+            self._audit.start()
+        self._dispatcher.begin()
+
+    def listen(self, event: LogRecord) -> None:
+        if isinstance(event, Stepped):
+            self._trainer.step = event.step
+        if isinstance(event, Stepped | Saved):
+            self._trainer._charged = max(self._trainer._charged, event.charged)
+        self.write_logs(event)
+        self._dispatcher.dispatch(event)
+
+    def write_logs(self, event: LogRecord | None) -> None:
+        """Log a record, if there is one, and what is new in the audit log."""
+        try:
+            if event is not None:
+                log_record(event)
+            if self._audit is not None:
+                self._audit.log_new()
+        except Exception as error:  # of a handler that the program has configured
+            self._dispatcher.fail(error)
 
 
 def _check_datasets(train_dataset: Any, eval_dataset: Any) -> None:

@@ -157,15 +157,7 @@ def verify_checkpoint(
 def _read_files(store: CheckpointStore, name: str) -> tuple[dict[str, bytes], dict[str, str]]:
     """The files of a checkpoint, each compared with the manifest, and the digests of all, the manifest included."""
     entries = store.entries(name)
-    if MANIFEST not in entries:
-        raise NotVerified(
-            MANIFEST,
-            f"is missing: {store.uri(name)} is no checkpoint, or not a complete one: pass the folder with this file, "
-            "such as runs/first/checkpoints/final",
-        )
-    for path, kind in sorted(entries.items()):
-        if kind != "file" or "/" in path:
-            raise NotVerified(path, f"is a {kind} that no manifest lists: a checkpoint is a folder of files")
+    _check_is_folder_of_files(entries, store.uri(name))
     try:
         digests = store.listing(name)
         files = store.read(name)
@@ -181,11 +173,29 @@ def _read_files(store: CheckpointStore, name: str) -> tuple[dict[str, bytes], di
     for path in sorted(entries.keys() - {*files, MANIFEST, *SIGNATURE_FILES}):
         raise NotVerified(path, "is in no manifest: it was added")
     _check_clear(files)
+    _check_complete(files)
+    return files, digests
+
+
+def _check_is_folder_of_files(entries: Mapping[str, str], uri: str) -> None:
+    """Refuse what is not a folder of files with a manifest. entries: from path to kind."""
+    if MANIFEST not in entries:
+        raise NotVerified(
+            MANIFEST,
+            f"is missing: {uri} is no checkpoint, or not a complete one: pass the folder with this file, "
+            "such as runs/first/checkpoints/final",
+        )
+    for path, kind in sorted(entries.items()):
+        if kind != "file" or "/" in path:
+            raise NotVerified(path, f"is a {kind} that no manifest lists: a checkpoint is a folder of files")
+
+
+def _check_complete(files: Mapping[str, bytes]) -> None:
+    """Refuse a checkpoint without a file that each one has."""
     weights = ADAPTER_WEIGHTS + ENCRYPTED if is_encrypted(files) else ADAPTER_WEIGHTS
     for file in (weights, STATEMENT_FILE, TRAINER_STATE):
         if file not in files:
             raise NotVerified(file, "is missing")
-    return files, digests
 
 
 def _check_clear(files: Mapping[str, bytes]) -> None:

@@ -203,8 +203,6 @@ class _Run:
 
     def admit(self, resume: bool) -> None:
         """Refuse a run that cannot start, and create the job key, the manifest copy and the run log."""
-        from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
-
         earlier = find_earlier_run(self.directory, resume=resume)
         if earlier is None:
             refuse_foreign_files(self.directory)
@@ -221,6 +219,24 @@ class _Run:
         if earlier is not None:
             check_audit_log(self.job, self.directory)
         check_recipients(self.job)
+        self._check_checkpoint_place(earlier)
+        if self.on_nodes:
+            self._check_nodes()
+        uid = earlier.spec.job_uid if earlier else str(uuid.uuid4())
+        self.ledger_spec = ledger_spec(self.job, self.plan, uid)
+        if earlier is not None:
+            self._resume(earlier, self.ledger_spec)
+        else:
+            self._start_first(uid)
+        self.job = self._with_uid(uid)
+        replace_owner_only(self.directory / MANIFEST, dump_manifest(self.job).encode())
+        self.stop.bind(self.directory)
+        self._log = DriverLog(self.job, self.directory, self.attempt)
+
+    def _check_checkpoint_place(self, earlier: LedgerState | None) -> None:
+        """Refuse a place that cannot be written, or that has the checkpoints of another run."""
+        from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
+
         try:
             store = CheckpointStore.for_job(self.job)
             store.check_writable()
@@ -233,29 +249,25 @@ class _Run:
                 f"{store.uri(others[0])} is another run's checkpoint, which this run could overwrite; "
                 "choose another location, or move that checkpoint away",
             )
-        if self.on_nodes:
-            self._check_nodes()
-        uid = earlier.spec.job_uid if earlier else str(uuid.uuid4())
-        self.ledger_spec = ledger_spec(self.job, self.plan, uid)
-        if earlier is not None:
-            check_same_values(self.directory, earlier, self.ledger_spec)
-            if not self.on_nodes:
-                self._private.check_key(uid)
-            self._open_private()
-            self.attempt = earlier.attempt + 1
-            self.job = self.job.model_copy(update={"spec": self.job.spec.at_commit(commit_of(earlier.model_weights))})
-        else:
-            if never_charged := uid_of_manifest(self.directory):
-                self._private.delete_key(never_charged)
-            self._open_private()
-            for leftover in (LEDGER, RUN_LOG, AUDIT_LOG):
-                (self.directory / leftover).unlink(missing_ok=True)
-            if not self.on_nodes:
-                self._private.create_key(uid)
-        self.job = self._with_uid(uid)
-        replace_owner_only(self.directory / MANIFEST, dump_manifest(self.job).encode())
-        self.stop.bind(self.directory)
-        self._log = DriverLog(self.job, self.directory, self.attempt)
+
+    def _resume(self, earlier: LedgerState, spec: LedgerSpec) -> None:
+        """Continue the earlier run in the folder with its job key and its commit of the model."""
+        check_same_values(self.directory, earlier, spec)
+        if not self.on_nodes:
+            self._private.check_key(spec.job_uid)
+        self._open_private()
+        self.attempt = earlier.attempt + 1
+        self.job = self.job.model_copy(update={"spec": self.job.spec.at_commit(commit_of(earlier.model_weights))})
+
+    def _start_first(self, uid: str) -> None:
+        """Create the job key, after what is left of a run that never charged a step is deleted."""
+        if never_charged := uid_of_manifest(self.directory):
+            self._private.delete_key(never_charged)
+        self._open_private()
+        for leftover in (LEDGER, RUN_LOG, AUDIT_LOG):
+            (self.directory / leftover).unlink(missing_ok=True)
+        if not self.on_nodes:
+            self._private.create_key(uid)
 
     def _with_uid(self, uid: str) -> TenSafeTrainingJob:
         metadata = self.job.metadata.model_copy(update={"uid": uid})
