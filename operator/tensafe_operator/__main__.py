@@ -64,11 +64,13 @@ async def operate(settings: Settings, shutdown: Shutdown) -> int:
     """
     metrics, tasks, stop = OperatorMetrics(names.METRICS_PREFIX), TaskSupervisor(), asyncio.Event()
     resources, manager = KINDS.resources, names.OPERATOR
-    election_api = ApiClient(connect(), resources, manager, metrics.count_request)
+    connection = await connect()
+    election_api = ApiClient(connection, resources, manager, metrics.count_request)
     identity = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     election = LeaderElection(election_api, settings.own_namespace, settings.lease, identity, settings.lease_durations)
-    api = ApiClient(connect(), resources, manager, metrics.count_request, lambda: election.leading)
-    review_api = ApiClient(connect(), resources, manager, metrics.count_request)  # also without the Lease
+    clock = ServerClock()
+    api = ApiClient(connection, resources, manager, metrics.count_request, lambda: election.leading)
+    review_api = ApiClient(connection, resources, manager, metrics.count_request)  # also without the Lease
     health = Health(metrics, election)
 
     def handle_signals() -> None:

@@ -144,7 +144,7 @@ async def _check_job(api: ApiClient, job: Manifest, limits: str) -> Result:
 
 
 async def _run(health: str, job: Manifest, limits: str, wait: float) -> int:
-    api = ApiClient(connect(), KINDS.resources, names.OPERATOR)
+    api = ApiClient(await connect(), KINDS.resources, names.OPERATOR)
     passed = True
     try:
         async for result in check(api, health, job, limits, wait):

@@ -21,6 +21,7 @@ import yaml
 
 from e2e.platform import prometheus
 from e2e.platform.controlplane import free_ports
+from e2e.platform.fixtures.lease_store import LeaseStore
 from e2e.platform.fixtures.polling import wait_until
 from e2e.platform.grafana import schema_errors
 from e2e.platform.helm import CHART
@@ -32,7 +33,6 @@ from tensafe_operator import names
 from tensafe_operator.job_metrics import JobMetrics
 from tensafe_operator.ledger_guard import guard_gauge
 from tensafe_operator.runtime.health import Health
-from tensafe_operator.runtime.leader_election import LeaderElection
 from tensafe_operator.runtime.metrics import OperatorMetrics
 from tensafe_operator.runtime.namespaces import report_namespaces
 
@@ -111,8 +111,8 @@ class Operator:
         (self.port,) = free_ports(1)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        election = LeaderElection(None, "tensafe-system", "lease", "me")  # type: ignore[arg-type]  # nothing is elected
-        self._runner = self._call(Health(self.metrics, election).serve(self.port)).result()
+        health = Health(self.metrics, LeaseStore().candidate("me"))
+        self._runner = self._call(health.serve(self.port)).result()
         if leads:
             self.update(self._begin)
 

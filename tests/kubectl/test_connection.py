@@ -231,7 +231,6 @@ def test_server_on_this_machine_is_reached_without_the_proxy_of_the_environment(
         ("api.example:6443", "https://api.example:6443", True),
         ("api.example:443", "https://api.example:6443", False),
         ("*.example", "https://api.example:6443", True),
-        (".api.example", "https://api.example:6443", False),
         ("ample", "https://api.example:6443", False),
         ("*", "https://api.example:6443", True),
         ("", "https://api.example:6443", False),

@@ -1,8 +1,8 @@
 """Requests to the API server: plain objects, one request per call, short timeouts, no cache.
 
-Paths and mappings do the work of the `kubernetes` package, which takes 126 MB of an image, 20 to 110 MB of memory, and
-a quarter of the time of a request (decision 0052). A refusal of the API server is an `ApiError` with the server's
-message. A request without an answer is an `ApiUnavailable`.
+The `kubernetes` package sends them. Its typed classes are not used: they lose fields that a newer API server has, and
+take more memory. A refusal of the API server is an `ApiError` with the server's message. A request without an answer is
+an `ApiUnavailable`.
 """
 
 from __future__ import annotations
@@ -12,35 +12,29 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
-from urllib.parse import urlencode
 
 import aiohttp
+from kubernetes.aio import client
 
 from tensafe_operator.runtime.api_errors import CONFLICT, NOT_FOUND, ApiError, ApiUnavailable, UnknownKind, error_of
-from tensafe_operator.runtime.connection import Connection
 from tensafe_operator.runtime.objects import RUNTIME_RESOURCES, Manifest, Resource
-from tensafe_operator.runtime.proxies import proxy_of_environment
 
 REQUEST_SECONDS = 10.0
 CONNECTIONS = 8
 """How many requests of one client run concurrently. Each connection has a TLS buffer of 256 KiB."""
 KIND_CACHE_SECONDS = 10.0
 """For how long a kind that existed is assumed to exist. If it was removed meanwhile, creating an object fails."""
-PAGE_SIZE, SMALL_PAGE = 256, 3
-"""Objects in one answer to a list, and how many if so many have more than LARGEST_ANSWER bytes. Users may create many
-objects of 1.5 MB. Each takes 8 MB of memory, and 50 MB if it has nothing but empty objects.
-"""
-LARGEST_ANSWER = 8 * 1024**2
+PAGE_SIZE = 250
+"""Objects in one answer to a list."""
 MAX_EVENTS = 1000
 """How many of the Events about some objects are read."""
 _LONGEST_MESSAGE = 512
+NO_ANSWER = (TimeoutError, aiohttp.ClientError, OSError)
+"""What a request raises that gets no answer."""
 T = TypeVar("T")
 """What a caller keeps of an Event."""
-
-
-class _TooLarge(Exception):
-    """The answer has more bytes than the request allows."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +43,28 @@ class Page:
 
     items: list[Manifest]
     version: int
+
+
+class Library(client.ApiClient):
+    """The client of the `kubernetes` package, which reports each answer."""
+
+    def __init__(
+        self, connection: client.Configuration, user_agent: str, on_response: Callable[[str, int], None]
+    ) -> None:
+        super().__init__(connection)
+        self.user_agent = user_agent
+        self._on_response = on_response
+
+    async def call_api(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Send a request and read the answer, also that to a refused request."""
+        try:
+            answer = await super().call_api(method, *arguments, **options)
+            await answer.read()
+        except NO_ANSWER:
+            self._on_response(method, 0)
+            raise
+        self._on_response(method, answer.status)
+        return answer
 
 
 class ApiClient:
@@ -60,29 +76,28 @@ class ApiClient:
         field_manager: name of this client, as field manager and as user agent.
         on_response: called after each request with its method and HTTP status (0: no answer).
         may_write: called before each write. A process that is no longer the leader must not write.
+
+    Attributes:
+        library: sends the requests. Those that are sent by it directly may also write without `may_write`.
     """
 
     def __init__(
         self,
-        connection: Connection,
+        connection: client.Configuration,
         resources: Mapping[str, Resource],
         field_manager: str,
         on_response: Callable[[str, int], None] = lambda method, status: None,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._connection = connection
+        self.library = Library(connection, field_manager, on_response)
         self._resources = {**RUNTIME_RESOURCES, **resources}
         self._field_manager = field_manager
-        self._on_response = on_response
         self._may_write = may_write
-        self._session: aiohttp.ClientSession | None = None
-        self._proxy = connection.proxy or proxy_of_environment(connection.server)
         self._known_until: dict[str, float] = {}
         self._free = asyncio.Semaphore(CONNECTIONS)
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self.library.close()  # type: ignore[no-untyped-call]
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Manifest | None:
         """The object, or None if it does not exist. namespace: None for a kind without namespaces."""
@@ -124,7 +139,7 @@ class ApiClient:
             ApiError: if this client may not list the kind in this namespace. A kind that is unknown is no error.
         """
         try:
-            await self._request("GET", f"{self._resources[kind].path(namespace)}?limit=1")
+            await self._request("GET", self._resources[kind].path(namespace), {"limit": "1"})
         except ApiError as error:
             if error.status != NOT_FOUND:
                 raise
@@ -137,23 +152,18 @@ class ApiClient:
         Raises:
             UnknownKind: if the API server does not serve the kind.
         """
-        parameters = {"limit": str(PAGE_SIZE), "labelSelector": selector, "fieldSelector": fields, "continue": ""}
-        largest: int | None = LARGEST_ANSWER
+        query = {"limit": str(PAGE_SIZE), "labelSelector": selector, "fieldSelector": fields, "continue": ""}
         while True:
-            query = urlencode({name: value for name, value in parameters.items() if value})
+            given = {name: value for name, value in query.items() if value}
             try:
-                found = await self._request("GET", f"{self._resources[kind].path(namespace)}?{query}", largest=largest)
-            except _TooLarge:
-                parameters["limit"], largest = str(SMALL_PAGE), None
-                continue
+                found = await self._request("GET", self._resources[kind].path(namespace), given)
             except UnknownKind as error:
                 raise self._not_served(kind) from error
             metadata = found["metadata"]
             common = {"apiVersion": found["apiVersion"], "kind": kind}  # items of built-in kinds lack these fields
             yield Page([{**common, **item} for item in found["items"]], int(metadata["resourceVersion"]))
-            del found  # its memory, before the next page takes some
-            parameters["continue"] = metadata.get("continue") or ""
-            if not parameters["continue"]:
+            query["continue"] = metadata.get("continue") or ""
+            if not query["continue"]:
                 return
 
     async def warning_events(
@@ -195,11 +205,12 @@ class ApiClient:
             strict: whether the API server refuses fields that it does not know. Otherwise it drops them.
         """
         kind, metadata = str(manifest["kind"]), manifest["metadata"]
-        options = {"dryRun": "All"} if dry_run else {}
+        query = {"fieldManager": self._field_manager}
+        if dry_run:
+            query["dryRun"] = "All"
         if strict:
-            options["fieldValidation"] = "Strict"
-        query = urlencode({"fieldManager": self._field_manager, **options})
-        return await self._request("POST", f"{self._resources[kind].path(metadata['namespace'])}?{query}", manifest)
+            query["fieldValidation"] = "Strict"
+        return await self._request("POST", self._resources[kind].path(metadata["namespace"]), query, manifest)
 
     async def review(self, kind: str, spec: Mapping[str, Any]) -> Manifest:
         """Ask the API server by a review such as TokenReview, which it answers and does not store; return the answer's
@@ -207,7 +218,7 @@ class ApiClient:
         """
         resource = self._resources[kind]
         body = {"apiVersion": f"{resource.group}/{resource.version}", "kind": kind, "spec": spec}
-        return dict((await self._request("POST", resource.path(None), body)).get("status") or {})
+        return dict((await self._request("POST", resource.path(None), body=body)).get("status") or {})
 
     async def apply(self, manifest: Manifest) -> Manifest:
         """Create an object or bring an existing one to `manifest`, by server-side apply. Fields of others are kept,
@@ -215,13 +226,14 @@ class ApiClient:
         """
         metadata = manifest["metadata"]
         path = self._resources[str(manifest["kind"])].path(metadata["namespace"], metadata["name"])
-        return await self._apply(path, manifest)
+        query = {"fieldManager": self._field_manager, "force": "true"}
+        return await self._request("PATCH", path, query, manifest, "application/apply-patch+yaml")
 
     async def replace(self, document: Manifest) -> Manifest:
         """Replace a whole object; refused with CONFLICT if it has changed since `document` was read."""
         metadata = document["metadata"]
         path = self._resources[str(document["kind"])].path(metadata["namespace"], metadata["name"])
-        return await self._request("PUT", path, document)
+        return await self._request("PUT", path, body=document)
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str | None = None) -> None:
         """Delete the object with this UID (None: whichever has this name); its children are deleted after it. No error
@@ -229,7 +241,7 @@ class ApiClient:
         """
         body = {"propagationPolicy": "Background", **({"preconditions": {"uid": uid}} if uid else {})}
         try:
-            await self._request("DELETE", self._resources[kind].path(namespace, name), body)
+            await self._request("DELETE", self._resources[kind].path(namespace, name), body=body)
         except ApiError as error:
             if error.status != NOT_FOUND and not (uid and error.status == CONFLICT):
                 raise
@@ -256,15 +268,11 @@ class ApiClient:
         operations += [("/metadata/managedFields", [{}])] if without_managers else []
         body = [{"op": "add", "path": path, "value": value} for path, value in operations]
         path = self._resources[str(document["kind"])].path(metadata["namespace"], metadata["name"], "status")
-        query = urlencode({"fieldManager": self._field_manager, "fieldValidation": "Strict"})
-        return await self._request("PATCH", f"{path}?{query}", body, "application/json-patch+json")
+        query = {"fieldManager": self._field_manager, "fieldValidation": "Strict"}
+        return await self._request("PATCH", path, query, body, "application/json-patch+json")
 
     def _not_served(self, kind: str) -> UnknownKind:
         return UnknownKind(NOT_FOUND, f"the API server does not serve {self._resources[kind].plural}")
-
-    async def _apply(self, path: str, body: Manifest) -> Manifest:
-        query = urlencode({"fieldManager": self._field_manager, "force": "true"})
-        return await self._request("PATCH", f"{path}?{query}", body, "application/apply-patch+yaml")
 
     async def _find_one(self, kind: str, namespace: str | None, name: str) -> Manifest | None:
         try:
@@ -278,64 +286,32 @@ class ApiClient:
         self,
         method: str,
         path: str,
+        query: Mapping[str, str] = MappingProxyType({}),
         body: Any = None,
         content_type: str = "application/json",
-        *,
-        largest: int | None = None,
     ) -> Manifest:
         async with self._free:  # its wait is not part of the time of the request
-            return await self._send(method, path, body, content_type, largest)
+            return await self._send(method, path, query, body, content_type)
 
-    async def _send(self, method: str, path: str, body: Any, content_type: str, largest: int | None) -> Manifest:
+    async def _send(self, method: str, path: str, query: Mapping[str, str], body: Any, content_type: str) -> Manifest:
         if method != "GET" and not self._may_write():  # after the wait for a connection
             raise ApiUnavailable("this process may no longer be the leader, so it does not write")
-        headers = {"Accept": "application/json"}
-        if body is not None:
-            headers["Content-Type"] = content_type
-        if authorization := self._connection.authorization():
-            headers["Authorization"] = authorization
-        data = None if body is None else _encode(body)
+        headers = {"Accept": "application/json", "Content-Type": content_type}
         try:
-            async with self._open_session().request(
-                method, self._connection.server + path, data=data, headers=headers, proxy=self._proxy
-            ) as answer:
-                text = await _read(answer, largest)
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            self._on_response(method, 0)
+            _, url, headers, *_ = await self.library.param_serialize(
+                method, path, query_params=dict(query), header_params=headers, auth_settings=["BearerToken"]
+            )
+            timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
+            answer = await self.library.call_api(method, url, headers, body, _request_timeout=timeout)
+        except NO_ANSWER as error:
             hangs = method != "GET" and isinstance(error, TimeoutError)
             hint = f" within {REQUEST_SECONDS:.0f} s: an admission webhook may not answer" if hangs else ""
             message = f"the API server does not answer ({type(error).__name__}){hint}"
             raise ApiUnavailable(message, webhook=hangs) from error
-        self._on_response(method, answer.status)
-        document = _parse(text)
+        document = _parse(answer.data)
         if answer.status >= 400:
             raise error_of(answer.status, document, str(document.get("message") or answer.reason))
         return document
-
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:  # not in __init__: a session needs the running event loop
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=self._connection.ssl_context or True),
-                timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS),
-                headers={"User-Agent": self._field_manager},
-            )
-        return self._session
-
-
-def _encode(body: Any) -> bytes:
-    """JSON that is never longer than what the API server stores of it. So an object that it can store, of 1.5 MB, fits
-    into a request of 3 MiB together with its new status. As ASCII, a character would take up to three times as much.
-    """
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
-
-
-async def _read(answer: aiohttp.ClientResponse, largest: int | None) -> bytes:
-    text = bytearray()
-    async for part in answer.content.iter_any():
-        text += part
-        if largest is not None and len(text) > largest:
-            raise _TooLarge
-    return bytes(text)
 
 
 def _parse(text: bytes) -> Manifest:

@@ -1,13 +1,12 @@
 """Leader election by a Lease. By default it is renewed every 2 s, valid for 10 s, and not relied on later than 7 s
 after a renewal.
 
-The election of the `kubernetes` package is not used, for three reasons (tried with version 37.0). It cannot create a
-missing Lease, since it passes an argument that its own client refuses. It ends with an exception while the API server
-is unavailable, and the program continues without a leader. It still reports itself as the leader while a frozen API
-server answers nothing. So this module makes the few requests itself, each with a short timeout. Every error counts as
-"not renewed".
+The election is that of the `kubernetes` package, with a lock that corrects four things (found in version 37.0). The
+package's lock cannot create a missing Lease. Its requests have no time limit. It raises an error while the API server
+does not answer, which ends the election. And the package compares with the wall clock, which may be set: the lock here
+decides by a clock that counts only forward whether the Lease of another process has expired.
 
-`leading` compares with a monotonic clock that a suspended machine or a blocked event loop cannot turn back. The API
+`leading` compares with the same clock, which a suspended machine or a blocked event loop cannot turn back. The API
 client checks it before each write.
 """
 
@@ -16,20 +15,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
-from tensafe_operator.runtime.api_client import ApiClient
-from tensafe_operator.runtime.api_errors import CONFLICT, NOT_FOUND, ApiError, ApiUnavailable
+from kubernetes.aio.client import ApiClient as Library
+from kubernetes.aio.client import ApiException, V1Lease, V1LeaseSpec, V1ObjectMeta
+from kubernetes.aio.leaderelection import electionconfig, leaderelection
+from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
+from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
+
+from tensafe_operator.runtime.api_client import NO_ANSWER, ApiClient
 from tensafe_operator.runtime.lease_durations import DEFAULT_DURATIONS, LeaseDurations
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-class LeaderElection:
+class LeaderElection(leaderelection.LeaderElection):
     """Makes at most one of several processes the leader.
 
     Args:
@@ -43,115 +46,141 @@ class LeaderElection:
     def __init__(
         self, api: ApiClient, namespace: str, name: str, identity: str, durations: LeaseDurations = DEFAULT_DURATIONS
     ) -> None:
-        self._api = api
-        self._namespace = namespace
-        self._name = name
-        self._identity = identity
         self.durations = durations
-        self._until = 0.0
-        self._observed: tuple[str, float] | None = None
-        """Version of another holder's Lease, and when it was first read, by the clock of this process. The renew time
-        in the Lease is by the holder's clock, which may be wrong.
-        """
+        self._lock = _Lock(name, namespace, identity, api.library, durations)
+        times = (durations.lease, durations.renew_deadline, durations.retry_period)
+        super().__init__(electionconfig.Config(self._lock, *times, _unused, _unused))
 
     @property
     def leading(self) -> bool:
         """Whether this process is the leader now, and so may write."""
-        return _now() < self._until
+        return _now() < self._lock.until
 
     @property
     def unrenewed(self) -> float:
         """Seconds since the last renewal by this process; 0 if it never led, or has given up the Lease."""
-        return _now() - (self._until - self.durations.renew_deadline) if self._until else 0.0
+        return _now() - (self._lock.until - self.durations.renew_deadline) if self._lock.until else 0.0
 
-    async def acquire(self) -> None:
+    async def acquire(self) -> bool:
         """Return when this process is the leader."""
-        waiting = False
-        while not await self._try():
-            if not waiting:
-                log.info("waiting for the lease, which another operator holds", extra={"identity": self._identity})
-            waiting = True
-            await asyncio.sleep(self.durations.retry_period)
-        log.info("leading", extra={"identity": self._identity})
+        log.info("waiting for the lease", extra={"identity": self._lock.identity})
+        await super().acquire()
+        log.info("leading", extra={"identity": self._lock.identity})
+        return True
 
     async def keep(self) -> None:
         """Renew the Lease until it is lost, and return then. The process must end after that."""
         while self.leading:
             await asyncio.sleep(self.durations.retry_period)
-            await self._try()
+            await self.try_acquire_or_renew()
         log.error("the lease is lost: it was last renewed %.0f s ago", self.unrenewed)
 
     async def give_up(self) -> None:
         """Give up the Lease, so that another process can lead immediately."""
-        if not self.leading:
-            return
-        self._until = 0.0
-        try:
-            lease = await self._answer(self.read())
-            if lease is not None and lease["spec"].get("holderIdentity") == self._identity:
-                await self._answer(self._api.replace(self._document(lease, holder="", seconds=1)))
-        except (ApiUnavailable, ApiError, TimeoutError) as error:
-            log.warning("the lease could not be given up: %s", self._describe(error))
+        if self.leading and not await self._lock.release():
+            log.warning("the lease could not be given up")
 
-    async def read(self) -> Mapping[str, Any] | None:
-        """The Lease, or None if there is none."""
-        return await self._api.get("Lease", self._namespace, self._name)
 
-    async def _try(self) -> bool:
-        """Acquire or renew the Lease if it is free or held by this process."""
-        requested = _now()
+class _Lock(LeaseLock):
+    """One Lease. A request that fails or takes longer than the retry period counts as "not renewed".
+
+    Attributes:
+        until: by the clock of `_now`, until when this process leads; 0 if it never did.
+        lease_reference: the Lease that was read last.
+    """
+
+    lease_reference: Any
+
+    def __init__(self, name: str, namespace: str, identity: str, library: Library, durations: LeaseDurations) -> None:
+        super().__init__(name, namespace, identity, library)
+        self.until = 0.0
+        self._durations = durations
+        self._free = False
+        self._observed: tuple[str, float] | None = None
+        """Version of another holder's Lease, and when it was first read, by the clock of this process. The renew time
+        in the Lease is by the holder's clock, which may be wrong.
+        """
+
+    async def get(self, name: str, namespace: str) -> tuple[bool, Any]:
+        """True and who holds the Lease (None: nobody does any more), or False and an error."""
         try:
-            lease = await self._answer(self.read())
-            if lease is None:
-                await self._answer(self._api.create(self._document(None)))
-            elif self._is_free(lease):
-                await self._answer(self._api.replace(self._document(lease)))
-            else:
-                return False
-        except (ApiUnavailable, ApiError, TimeoutError) as error:
-            if not (isinstance(error, ApiError) and error.status in (CONFLICT, NOT_FOUND)):
-                log.warning("the lease could not be renewed: %s", self._describe(error))
+            async with asyncio.timeout(self._durations.retry_period):
+                found, holder = await super().get(name, namespace)
+        except NO_ANSWER as error:
+            return False, ApiException(reason=type(error).__name__)
+        if not found:
+            return False, holder
+        self._free = self._is_free()
+        mine = self.lease_reference.spec.holder_identity == self.identity
+        return True, None if self._free and not mine else holder
+
+    async def create(self, name: str, namespace: str, election_record: LeaderElectionRecord) -> bool:
+        """Create the Lease; whether this process holds it now."""
+        body = V1Lease(metadata=V1ObjectMeta(name=name), spec=self._spec(V1LeaseSpec()))
+        return await self._renew(self.api_instance.create_namespaced_lease(namespace, body))
+
+    async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
+        """Acquire or renew the Lease that was read; whether this process holds it now."""
+        lease = self.lease_reference
+        if not self._free:  # it has expired by the wall clock alone
             return False
-        self._until = requested + self.durations.renew_deadline
+        lease.spec = self._spec(lease.spec)
+        return await self._renew(self.api_instance.replace_namespaced_lease(name, namespace, lease))
+
+    async def release(self) -> bool:
+        """Give up the Lease; whether this process no longer holds it."""
+        self.until = 0.0
+        found, _ = await self.get(self.name, self.namespace)
+        lease = self.lease_reference
+        if not found or lease.spec.holder_identity != self.identity:
+            return found
+        lease.spec.holder_identity, lease.spec.lease_duration_seconds = "", 1
+        return await self._send(self.api_instance.replace_namespaced_lease(self.name, self.namespace, lease))
+
+    async def _renew(self, request: Awaitable[object]) -> bool:
+        requested = _now()
+        if not await self._send(request):
+            return False
+        self.until = requested + self._durations.renew_deadline
         return True
 
-    async def _answer(self, request: Awaitable[T]) -> T:
-        """The answer to a request, within the retry period.
+    async def _send(self, request: Awaitable[object]) -> bool:
+        """Whether a request succeeds within the retry period.
 
         `asyncio.wait_for` of Python 3.11 can swallow a cancellation that arrives with the answer. A process that no
         longer leads would then renew its Lease for ever.
         """
-        async with asyncio.timeout(self.durations.retry_period):
-            return await request
+        try:
+            async with asyncio.timeout(self._durations.retry_period):
+                await request
+        except (ApiException, *NO_ANSWER) as error:
+            log.warning("the lease could not be written: %s", getattr(error, "reason", None) or type(error).__name__)
+            return False
+        return True
 
-    def _is_free(self, lease: Mapping[str, Any]) -> bool:
+    def _is_free(self) -> bool:
         """Whether this process or none holds the Lease, or its holder has not renewed it for the Lease's duration."""
-        spec = lease["spec"]
-        if spec.get("holderIdentity") in (self._identity, "", None):
+        spec, version, now = self.lease_reference.spec, self.lease_reference.metadata.resource_version, _now()
+        if spec.holder_identity in (self.identity, "", None):
             return True
-        version, now = str(lease["metadata"]["resourceVersion"]), _now()
         if self._observed is None or self._observed[0] != version:
             self._observed = (version, now)
-        return now - self._observed[1] > float(spec.get("leaseDurationSeconds") or self.durations.lease)
+        return now - self._observed[1] > float(spec.lease_duration_seconds or self._durations.lease)
 
-    def _document(
-        self, lease: Mapping[str, Any] | None, *, holder: str | None = None, seconds: int | None = None
-    ) -> dict[str, Any]:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        before = dict(lease["spec"]) if lease else {}
-        mine = before.get("holderIdentity") == self._identity
-        spec = {
-            "holderIdentity": self._identity if holder is None else holder,
-            "leaseDurationSeconds": self.durations.lease if seconds is None else seconds,
-            "acquireTime": before.get("acquireTime") if mine else now,
-            "renewTime": now,
-            "leaseTransitions": int(before.get("leaseTransitions") or 0) + (0 if mine or not lease else 1),
-        }
-        metadata = dict(lease["metadata"]) if lease else {"name": self._name, "namespace": self._namespace}
-        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+    def _spec(self, before: V1LeaseSpec) -> V1LeaseSpec:
+        now = datetime.now(UTC)
+        mine = before.holder_identity == self.identity
+        return V1LeaseSpec(
+            holder_identity=self.identity,
+            lease_duration_seconds=self._durations.lease,
+            acquire_time=before.acquire_time if mine else now,
+            renew_time=now,
+            lease_transitions=(before.lease_transitions or 0) + (0 if mine else 1),
+        )
 
-    def _describe(self, error: Exception) -> str:
-        return str(error) or f"no answer for {self.durations.retry_period:g} s"
+
+async def _unused() -> None:
+    """The package's `run` would call this at the begin and the end of the leadership."""
 
 
 def _now() -> float:

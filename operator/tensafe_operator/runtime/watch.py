@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import kopf
 
-from tensafe_operator.runtime.api_client import SMALL_PAGE, ApiClient
+from tensafe_operator.runtime.api_client import PAGE_SIZE, ApiClient
 from tensafe_operator.runtime.api_errors import ApiError, ApiUnavailable
 from tensafe_operator.runtime.cache import Cache
 from tensafe_operator.runtime.connection import login
@@ -128,7 +128,7 @@ def kopf_settings(kinds: Kinds) -> kopf.OperatorSettings:
     for kind, selector in kinds.selectors.items():
         settings.watching.label_selectors[kinds.resources[kind].plural] = selector
     settings.watching.field_selectors["events"] = "type=Warning"  # a cluster has many more of type Normal
-    settings.watching.chunk_size = SMALL_PAGE
+    settings.watching.chunk_size = PAGE_SIZE
     settings.watching.inactivity_timeout = INACTIVITY_SECONDS
     settings.queueing.idle_timeout = IDLE_SECONDS
     settings.persistence.diffbase_storage = _NoDiffBase()

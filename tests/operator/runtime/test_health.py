@@ -13,6 +13,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from e2e.platform.fixtures.lease_store import LeaseStore
 from tensafe_operator.runtime import health as health_module
 from tensafe_operator.runtime import leader_election
 from tensafe_operator.runtime.authorization import Authorizer
@@ -20,21 +21,6 @@ from tensafe_operator.runtime.health import Health
 from tensafe_operator.runtime.leader_election import LeaderElection
 from tensafe_operator.runtime.lease_durations import DEFAULT_DURATIONS
 from tensafe_operator.runtime.metrics import OperatorMetrics
-
-
-class LeaseServer:
-    """An API server that stores one Lease."""
-
-    def __init__(self) -> None:
-        self.lease: dict[str, Any] | None = None
-
-    async def get(self, *_: str) -> dict[str, Any] | None:
-        return self.lease
-
-    async def create(self, document: dict[str, Any]) -> None:
-        self.lease = document
-
-    replace = create
 
 
 class Clock:
@@ -53,8 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def make_health() -> tuple[Health, LeaderElection, OperatorMetrics]:
-    server: Any = LeaseServer()
-    metrics, election = OperatorMetrics("tensafe"), LeaderElection(server, "tensafe-system", "a-lease", "me")
+    metrics, election = OperatorMetrics("tensafe"), LeaseStore().candidate("me")
     return Health(metrics, election), election, metrics
 
 
@@ -91,10 +76,10 @@ def test_silent_api_server_is_unhealthy(clock: Clock) -> None:
 def test_blocked_event_loop_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_module, "_TICK_SECONDS", 0.05)
     monkeypatch.setattr(health_module, "LAG_SECONDS", 0.2)
-    health, election, metrics = make_health()
+    health, _, metrics = make_health()
 
     async def block() -> None:
-        monitoring = asyncio.create_task(health.monitor(election.read))
+        monitoring = asyncio.create_task(health.monitor(lambda: asyncio.sleep(0)))
         await asyncio.sleep(0)
         time.sleep(0.4)
         await asyncio.sleep(0.01)

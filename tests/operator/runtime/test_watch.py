@@ -1,4 +1,4 @@
-"""kopf's streams connect by the same address as all other requests, and each event touches the parent it affects."""
+"""Each event of kopf's streams touches the parent it affects."""
 
 from __future__ import annotations
 
@@ -6,45 +6,9 @@ import asyncio
 import tracemalloc
 from typing import Any
 
-import kopf
-import pytest
-
 from tensafe_operator.runtime import watch
 from tensafe_operator.runtime.cache import Cache
 from tensafe_operator.runtime.objects import Key, Kinds, Resource
-
-
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both a pod's service account and a kubeconfig file are available."""
-
-    def of_the_pod(**_: Any) -> kopf.ConnectionInfo:
-        return kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="pod")
-
-    def of_the_file(**_: Any) -> kopf.ConnectionInfo:
-        return kopf.ConnectionInfo(server="https://api.example:6443", token="file")
-
-    monkeypatch.setattr(kopf, "login_with_service_account", of_the_pod)
-    monkeypatch.setattr(kopf, "login_with_kubeconfig", of_the_file)
-    monkeypatch.delenv("KUBECONFIG", raising=False)
-
-
-@pytest.mark.parametrize(
-    ("host", "server"), [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")]
-)
-def test_streams_in_a_pod_need_no_dns(monkeypatch: pytest.MonkeyPatch, host: str, server: str) -> None:
-    """During a DNS outage, an operator that resolved the API server's name was healthy but received no events."""
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    found = watch.login()
-    assert found is not None
-    assert (found.server, found.token) == (server, "pod")
-
-
-def test_kubeconfig_takes_precedence_over_the_service_account(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBECONFIG", "somewhere")
-    found = watch.login()
-    assert found is not None and found.token == "file"
 
 
 def test_deletion_of_a_parent_touches_its_key() -> None:
