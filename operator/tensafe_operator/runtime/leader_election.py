@@ -16,11 +16,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable
-from datetime import UTC, datetime
 from typing import Any
 
 from kubernetes.aio.client import ApiClient as Library
-from kubernetes.aio.client import ApiException, V1Lease, V1LeaseSpec, V1ObjectMeta
+from kubernetes.aio.client import ApiException, V1Lease, V1ObjectMeta
 from kubernetes.aio.leaderelection import electionconfig, leaderelection
 from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
 from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
@@ -77,8 +76,8 @@ class LeaderElection(leaderelection.LeaderElection):
 
     async def give_up(self) -> None:
         """Give up the Lease, so that another process can lead immediately."""
-        if self.leading and not await self._lock.release():
-            log.warning("the lease could not be given up")
+        if self.leading:
+            await self._lock.release()
 
 
 class _Lock(LeaseLock):
@@ -86,7 +85,7 @@ class _Lock(LeaseLock):
 
     Attributes:
         until: by the clock of `_now`, until when this process leads; 0 if it never did.
-        lease_reference: the Lease that was read last.
+        lease_reference: the Lease as it was read or written last.
     """
 
     lease_reference: Any
@@ -108,79 +107,65 @@ class _Lock(LeaseLock):
                 found, holder = await super().get(name, namespace)
         except NO_ANSWER as error:
             return False, ApiException(reason=type(error).__name__)
-        if not found:
-            return False, holder
-        self._free = self._is_free()
-        mine = self.lease_reference.spec.holder_identity == self.identity
-        return True, None if self._free and not mine else holder
+        self._free = found and (self._mine or self._is_free())
+        return found, None if self._free and not self._mine else holder
 
     async def create(self, name: str, namespace: str, election_record: LeaderElectionRecord) -> bool:
         """Create the Lease; whether this process holds it now."""
-        body = V1Lease(metadata=V1ObjectMeta(name=name), spec=self._spec(V1LeaseSpec()))
-        return await self._renew(self.api_instance.create_namespaced_lease(namespace, body))
+        lease = V1Lease(metadata=V1ObjectMeta(name=name), spec=self.update_lease(election_record))
+        return await self._write(self.api_instance.create_namespaced_lease(namespace, lease))
 
     async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
         """Acquire or renew the Lease that was read; whether this process holds it now."""
-        lease = self.lease_reference
         if not self._free:  # it has expired by the wall clock alone
             return False
-        lease.spec = self._spec(lease.spec)
-        return await self._renew(self.api_instance.replace_namespaced_lease(name, namespace, lease))
+        self.lease_reference.spec = self.update_lease(updated_record, self.lease_reference.spec)
+        return await self._replace()
 
-    async def release(self) -> bool:
-        """Give up the Lease; whether this process no longer holds it."""
+    async def release(self) -> None:
+        """Give up the Lease that was written last."""
         self.until = 0.0
-        found, _ = await self.get(self.name, self.namespace)
-        lease = self.lease_reference
-        if not found or lease.spec.holder_identity != self.identity:
-            return found
-        lease.spec.holder_identity, lease.spec.lease_duration_seconds = "", 1
-        return await self._send(self.api_instance.replace_namespaced_lease(self.name, self.namespace, lease))
+        spec = self.lease_reference.spec
+        spec.holder_identity, spec.lease_duration_seconds = "", 1
+        await self._replace()
 
-    async def _renew(self, request: Awaitable[object]) -> bool:
-        requested = _now()
-        if not await self._send(request):
-            return False
-        self.until = requested + self._durations.renew_deadline
-        return True
+    @property
+    def _mine(self) -> bool:
+        return bool(self.lease_reference.spec.holder_identity == self.identity)
 
-    async def _send(self, request: Awaitable[object]) -> bool:
+    def _is_free(self) -> bool:
+        """Whether nobody holds the Lease, or its holder has not renewed it for the Lease's duration."""
+        spec, version, now = self.lease_reference.spec, self.lease_reference.metadata.resource_version, _now()
+        if self._observed is None or self._observed[0] != version:
+            self._observed = (version, now)
+        expired = now - self._observed[1] > float(spec.lease_duration_seconds or self._durations.lease)
+        return not spec.holder_identity or expired
+
+    async def _replace(self) -> bool:
+        return await self._write(
+            self.api_instance.replace_namespaced_lease(self.name, self.namespace, self.lease_reference)
+        )
+
+    async def _write(self, request: Awaitable[V1Lease]) -> bool:
         """Whether a request succeeds within the retry period.
 
         `asyncio.wait_for` of Python 3.11 can swallow a cancellation that arrives with the answer. A process that no
         longer leads would then renew its Lease for ever.
         """
+        requested = _now()
         try:
             async with asyncio.timeout(self._durations.retry_period):
-                await request
+                self.lease_reference = await request
         except (ApiException, *NO_ANSWER) as error:
             log.warning("the lease could not be written: %s", getattr(error, "reason", None) or type(error).__name__)
             return False
+        if self._mine:
+            self.until = requested + self._durations.renew_deadline
         return True
-
-    def _is_free(self) -> bool:
-        """Whether this process or none holds the Lease, or its holder has not renewed it for the Lease's duration."""
-        spec, version, now = self.lease_reference.spec, self.lease_reference.metadata.resource_version, _now()
-        if spec.holder_identity in (self.identity, "", None):
-            return True
-        if self._observed is None or self._observed[0] != version:
-            self._observed = (version, now)
-        return now - self._observed[1] > float(spec.lease_duration_seconds or self._durations.lease)
-
-    def _spec(self, before: V1LeaseSpec) -> V1LeaseSpec:
-        now = datetime.now(UTC)
-        mine = before.holder_identity == self.identity
-        return V1LeaseSpec(
-            holder_identity=self.identity,
-            lease_duration_seconds=self._durations.lease,
-            acquire_time=before.acquire_time if mine else now,
-            renew_time=now,
-            lease_transitions=(before.lease_transitions or 0) + (0 if mine else 1),
-        )
 
 
 async def _unused() -> None:
-    """The package's `run` would call this at the begin and the end of the leadership."""
+    """The package's `run` would call this, which is not used."""
 
 
 def _now() -> float:
