@@ -101,7 +101,7 @@ class _Lock(LeaseLock):
         """
 
     async def get(self, name: str, namespace: str) -> tuple[bool, Any]:
-        """True and who holds the Lease (None: nobody does any more), or False and an error."""
+        """True and who holds the Lease (None: no process does), or False and an error."""
         try:
             async with asyncio.timeout(self._durations.retry_period):
                 found, holder = await super().get(name, namespace)
@@ -134,7 +134,7 @@ class _Lock(LeaseLock):
         return bool(self.lease_reference.spec.holder_identity == self.identity)
 
     def _is_free(self) -> bool:
-        """Whether nobody holds the Lease, or its holder has not renewed it for the Lease's duration."""
+        """Whether no process holds the Lease, or its holder has not renewed it for the Lease's duration."""
         spec, version, now = self.lease_reference.spec, self.lease_reference.metadata.resource_version, _now()
         if self._observed is None or self._observed[0] != version:
             self._observed = (version, now)
