@@ -30,6 +30,7 @@ BROKEN = {
     "no such user": KUBECONFIG.replace("user: me}", "user: you}"),
     "no server": KUBECONFIG.replace("server:", "sesame:"),
     "no credentials": KUBECONFIG.replace("token: sesame", ""),
+    "not a certificate": KUBECONFIG.replace("server:", "certificate-authority-data: c2VzYW1l, server:"),
     "no such certificate": KUBECONFIG.replace("server:", "certificate-authority: /none/sesame.crt, server:"),
 }
 

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+import yaml
 
 from e2e.platform.fakes.kuberay import install_kuberay_crds
 from e2e.platform.fixtures.operator_harness import FreezableProxy, OperatorHarness
@@ -358,3 +359,19 @@ def test_job_that_cannot_run_is_reported_within_ten_seconds(plane: OperatorHarne
 def condition(job: dict[str, Any] | None, kind: str) -> dict[str, Any]:
     found = ((job or {}).get("status") or {}).get("conditions") or ()
     return next((each for each in found if each["type"] == kind), {})
+
+
+def test_plugin_of_a_kubeconfig_gives_the_credentials_of_requests_and_streams(plane: OperatorHarness) -> None:
+    """Cloud providers and OIDC log in this way."""
+    document = yaml.safe_load(plane.kubeconfig.read_text())
+    version, user = "client.authentication.k8s.io/v1", document["users"][0]["user"]
+    credential = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": user["token"]}}
+    login = {"apiVersion": version, "command": "echo", "args": [json.dumps(credential)], "interactiveMode": "Never"}
+    document["users"][0]["user"] = {"exec": login}
+    path = plane.folder / "plugin.kubeconfig"
+    path.write_text(yaml.safe_dump(document))
+    plane.operator(kubeconfig=path)
+    plane.apply("one")
+    plane.wait_until(lambda: plane.started("one"))
+    plane.apply("two")  # comes by a stream
+    plane.wait_until(lambda: plane.started("two"))

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import kopf
 from kubernetes.aio import config
-from kubernetes.aio.client import Configuration
+from kubernetes.aio.client import Configuration, rest
 
 from tensafe_operator.runtime.errors import ConfigurationError
 from tensafe_operator.runtime.proxies import proxy_of_environment
@@ -95,6 +95,7 @@ def _check(found: Configuration) -> None:
         raise _UnusableError("expected key server in the cluster of the current context")
     if address.scheme == "https" and not (found.api_key or found.cert_file):
         raise _UnusableError("expected a token, a password, a client certificate or a plugin that gives one")
+    rest.RESTClientObject(found)  # reads the certificates
 
 
 class _Refresh:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 from kubernetes.aio.config import incluster_config
 
@@ -25,8 +26,8 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """This process runs in a pod, whose service account has files in the folder that is returned."""
-    for name, text in (("token", "of-the-pod"), ("ca.crt", "a certificate")):
-        (tmp_path / name).write_text(text)
+    (tmp_path / "token").write_text("of-the-pod")
+    (tmp_path / "ca.crt").write_text(certifi.contents())
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
