@@ -36,20 +36,20 @@ _UNKNOWN = "extra_forbidden"
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem: the path of the field, such as `spec.privacy.targetDelta` (empty: no single field), and a sentence
-    with the fix. `str()` is one line without control characters, which a terminal would obey.
+    """One problem. `str()` is one line without control characters, which a terminal would obey.
+
+    Attributes:
+        path: of the field, such as `spec.privacy.targetDelta`; empty: no single field.
+        message: a sentence with the fix.
+        is_unknown_field: whether this release does not have the field.
     """
 
     path: str
     message: str
+    is_unknown_field: bool = False
 
     def __str__(self) -> str:
         return clean(f"{self.path}: {self.message}" if self.path else self.message)
-
-    @property
-    def is_unknown_field(self) -> bool:
-        """Whether the problem is a field that this release does not have."""
-        return self.message.startswith("unknown field")
 
 
 class ManifestError(ValueError):
@@ -81,7 +81,9 @@ def parse_job(data: Mapping[str, Any], written: WrittenScalars | None = None) ->
         wrong = frozenset(detail["loc"] for detail in details if detail["type"] != _UNKNOWN)
         broken = list(_broken_rules(TenSafeTrainingJob, sound, (), wrong))
         reported = details[:MAX_PROBLEMS]
-        problems = [Problem(_path(detail["loc"]), _sentence(detail, written)) for detail in reported]
+        problems = [
+            Problem(_path(detail["loc"]), _sentence(detail, written), detail["type"] == _UNKNOWN) for detail in reported
+        ]
         problems += broken[:MAX_PROBLEMS]
         if more := len(details) + len(broken) - len(problems):
             problems.append(Problem("", f"and {more} more"))

@@ -311,7 +311,8 @@ class Reason(StrEnum):
         "ImagePullFailed",
         "A node cannot pull the image of a pod.",
         "Push the image, or correct the Secret with which it is pulled; the job then continues without further action. "
-        "Or suspend the job, correct cluster.image and cluster.imagePullSecrets, and set spec.suspend to false.",
+        "Or suspend the job, set cluster.image, with its cluster.rayVersion, and cluster.imagePullSecrets, or let an "
+        "administrator correct the chart's trainer.image or the job's profile, and set spec.suspend to false.",
     )
     UNSCHEDULABLE = (
         "Unschedulable",
@@ -331,12 +332,15 @@ class Reason(StrEnum):
         "CrashLoop",
         "A pod fails, and each pod with which KubeRay replaces it is likely to fail alike.",
         "Suspend the job, fix the problem in the message, and set spec.suspend to false. A custom image must contain "
-        "Ray, bash and tensafe; a container that was OOMKilled needs more memory.",
+        "Ray, bash and tensafe. A container that was OOMKilled needs more memory, and a pod that was Evicted a larger "
+        "emptyDir in volumes, or a higher limit of ephemeral storage in the namespace's LimitRange.",
     )
     SECRET_MISSING = (
         "SecretMissing",
         "A pod needs a Secret or ConfigMap that does not exist, or a key that it does not have.",
-        "Create the object or the key in the message; the job then continues without further action.",
+        "Create the object or the key in the message; the job then continues without further action. For an object "
+        "that the operator created for an attempt, suspend the job, and set spec.suspend to false when it is "
+        "Suspended.",
     )
     ROOT_IMAGE = (
         "RootImage",
@@ -351,8 +355,9 @@ class Reason(StrEnum):
     FORBIDDEN = (
         "Forbidden",
         "The API server refuses a request of the operator or of KubeRay for an object of the job.",
-        "Give the operator or KubeRay the permission, or repair the policy or the webhook in the message; the job then "
-        "continues without further action.",
+        "Give the operator or KubeRay the permission, repair the policy or the webhook, or create what is missing, as "
+        "the message says; the job then continues without further action. If it names a field, suspend the job, "
+        "correct it in spec.cluster or its profile, and set spec.suspend to false.",
     )
     NAME_TAKEN = (
         "NameTaken",

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensafe_api.fixes import split_fix
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.job import KIND
 from tensafe_api.timestamps import parse_time
 from tensafe_kubectl import screen
 from tensafe_kubectl.api import Object
-from tensafe_kubectl.reading import part
+from tensafe_kubectl.hints import find_hint
+from tensafe_kubectl.reading import event_time, part
 from tensafe_kubectl.terminal import cut
 from tensafe_operator import names
 
@@ -121,10 +121,9 @@ def _state(seen: Seen, now: float) -> Diagnosis:
     if phase == Phase.SUSPENDED and not screen.is_blocked(job):
         resume = f"kubectl tensafe resume {job['metadata']['name']} -n {job['metadata']['namespace']}"
         return Diagnosis(word, message or reason.sentence, f"{reason.fix} `{resume}` does this.")
-    # The message of a blocked job ends with the fix, which is shown by itself.
-    detail, fix = split_fix(message, reason.fix)
+    detail, fix = screen.cause_of(job)
     what = detail if reason.sentence.rstrip(".") in detail else f"{reason.sentence} {detail}".rstrip()
-    return Diagnosis(word, what, fix)
+    return Diagnosis(word, what, find_hint(reason, detail) or fix)
 
 
 def _deletion(since: str, finalizers: Sequence[str]) -> Diagnosis:
@@ -164,8 +163,8 @@ def _wait_in_queue(seen: Seen, now: float, word: str, waits: str) -> Diagnosis:
 
 
 def _refused_status(seen: Seen) -> Diagnosis | None:
-    """Why the operator cannot write the job's status, by its newest Event about the job; None where there is none since
-    the status was written.
+    """Why the operator cannot write the job's status, by its newest Event about the job, which ends with the fix; None
+    where there is none since the status was written.
     """
     fields = part(seen.job, "metadata.managedFields") or ()
     written = max((str(each.get("time")) for each in fields if each.get("subresource") == "status"), default="")
@@ -175,11 +174,10 @@ def _refused_status(seen: Seen) -> Diagnosis | None:
     if newest is None or _stored_at(newest) < written:  # whole seconds, so both may be of the same one
         return None
     reason = Reason.GUARD_MISSING if newest.get("reason") == Reason.GUARD_MISSING.value else Reason.FORBIDDEN
-    what, fix = split_fix(str(newest.get("message") or ""), reason.fix)
     older = " What the status shows, ε too, may be older than the ledger." if written else ""
     # No event says that the CRDs are back, and a job to which nothing happens gets no new status.
-    until = f" {_REPORTED.format(_stored_at(newest))}" if fix == Reason.GUARD_MISSING.fix else ""
-    return Diagnosis(reason.value, f"{cut(what).rstrip('.')}.{older}{until}", fix)
+    until = f" {_REPORTED.format(_stored_at(newest))}" if reason is Reason.GUARD_MISSING else ""
+    return Diagnosis(reason.value, f"{cut(str(newest.get('message')))}{older}{until}", "")
 
 
 def _stored_at(event: Object) -> str:
@@ -217,7 +215,7 @@ def _belongs_to(job: Object, ray_job: Object) -> bool:
 def _blocker(seen: Seen) -> Diagnosis | None:
     """What keeps the pods from running, by the operator's rules, in what the caller can read."""
     # These rules import dp-accounting, which takes a second. The other verbs need neither.
-    from tensafe_operator.plan.blockers import find_blocker
+    from tensafe_operator.plan.diagnosis import find_blocker
     from tensafe_operator.plan.observed import ClusterWarning, Observed
 
     warnings = (
@@ -226,6 +224,7 @@ def _blocker(seen: Seen) -> Diagnosis | None:
             str(part(event, "involvedObject.name")),
             str(event.get("reason")),
             cut(str(event.get("message") or "")),
+            parse_time(event_time(event)),
         )
         for event in _of_others(seen)
     )
@@ -233,8 +232,9 @@ def _blocker(seen: Seen) -> Diagnosis | None:
     found = find_blocker(Observed(seen.job, None, ray_jobs, tuple(seen.pods or ()), tuple(warnings)))
     if found is None:
         return None
-    what, fix = f"{found.reason.sentence} {found.message}", found.fix or found.reason.fix
-    return Diagnosis(found.reason.value, what, fix, by_operator=False)
+    own = found.fix.text if found.fix else found.reason.fix
+    fix = find_hint(found.reason, found.what) or own
+    return Diagnosis(found.reason.value, f"{found.reason.sentence} {found.what}", fix, by_operator=False)
 
 
 def _of_others(seen: Seen) -> list[Object]:
@@ -273,8 +273,10 @@ def _of_attempts(job: Object) -> Iterator[str]:
             code = f", exit code {attempt['exitCode']}" if attempt.get("exitCode") is not None else ""
             message = f": {attempt['message']}" if attempt.get("message") else ""
             yield f"Attempt {attempt['number']} ended: {attempt.get('reason')}{code}{message}"
-        elif attempt.get("message") and not attempt.get("endTime"):
-            yield f"Attempt {attempt['number']}: {attempt['message']}"
+        for failed in () if attempt.get("endTime") else attempt.get("failedPods") or ():
+            code = f", exit code {failed['exitCode']}" if failed.get("exitCode") is not None else ""
+            message = f": {failed['message']}" if failed.get("message") else ""
+            yield f"Attempt {attempt['number']}: pod {failed['pod']} has failed: {failed['reason']}{code}{message}"
 
 
 def _of_workload(workload: Object | None) -> Iterator[str]:

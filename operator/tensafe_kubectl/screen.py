@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tensafe_api.fixes import split_fix
+from tensafe_api.fixes import Fix
 from tensafe_api.reasons import ConditionType, Phase, Reason
 from tensafe_api.status_fold import MIN_SPEED
 from tensafe_api.tasks import METRICS
@@ -50,6 +50,22 @@ def state_of(job: Object) -> tuple[str, str]:
     stalled, ready = condition(job, ConditionType.STALLED), condition(job, ConditionType.READY)
     deciding = stalled if stalled.get("status") == "True" else ready
     return str(deciding.get("reason") or ""), str(deciding.get("message") or "")
+
+
+def cause_of(job: Object) -> tuple[str, str]:
+    """What has happened to a job, and what to do about it; empty where no action is needed. A fix that this version
+    does not know is at the end of the condition's message.
+    """
+    (word, message), blocker = state_of(job), part(job, "status.blocker") or {}
+    reason = Reason.named(word)
+    general = reason.fix if reason is not None else ""
+    if blocker.get("reason") != word:
+        return message, general
+    fix = Fix.named(blocker.get("fix"))
+    if fix is None and blocker.get("fix"):
+        return message, ""
+    what = ": ".join(filter(None, (blocker.get("object"), blocker.get("message"))))
+    return what, fix.text if fix else general
 
 
 def is_blocked(job: Object) -> bool:
@@ -94,7 +110,7 @@ def row_as_json(job: Object) -> dict[str, Any]:
         "phase": part(job, "status.phase"),
         "reason": reason or None,
         "message": message or None,
-        "fix": (split_fix(message, known.fix)[1] or None) if known is not None else None,
+        "fix": (cause_of(job)[1] or None) if known is not None else None,
         "step": part(job, "status.progress.step"),
         "totalSteps": part(job, "status.progress.totalSteps"),
         "epsilonSpent": part(job, "status.privacy.epsilonSpent"),

@@ -51,7 +51,7 @@ class RetryLater(Exception):
 
 
 class DeletionRefused(RetryLater):
-    """An object cannot be deleted, which the new status may count on (`plan.blockers.status_of_refusal`)."""
+    """An object cannot be deleted, which the new status may count on (`plan.diagnosis.status_of_refusal`)."""
 
 
 async def apply(

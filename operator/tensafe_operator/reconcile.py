@@ -30,8 +30,8 @@ from tensafe_operator.event_recorder import job_fields
 from tensafe_operator.kinds import KINDS
 from tensafe_operator.observe import observe, observe_profile
 from tensafe_operator.plan import decide
-from tensafe_operator.plan.blockers import status_of_refusal
 from tensafe_operator.plan.conditions import status_of_failed_reconcile
+from tensafe_operator.plan.diagnosis import status_of_refusal
 from tensafe_operator.plan.ledger import LEDGER_SHORTENED, count_after_failure, ledger_is_shortened
 from tensafe_operator.plan.observed import ClusterWarning, Create, Decision, Object, Observed
 from tensafe_operator.plan.parsing import object_condition

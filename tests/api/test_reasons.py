@@ -8,10 +8,11 @@ import pytest
 from pydantic import TypeAdapter
 
 from tensafe_api.driver_exit_codes import driver_exit_code, reason_for_exit_code
-from tensafe_api.fixes import OWN_FIXES
+from tensafe_api.fixes import Fix
 from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
 from tensafe_api.resources.job import Spec
 from tensafe_api.resources.strings import OneLine
+from tensafe_kubectl.hints import HINTS
 
 NOTHING_TO_FIX = (
     Reason.COMPLETED,
@@ -51,7 +52,7 @@ def test_fix_covers_local_runs_and_clusters() -> None:
         assert ("--resume" in reason.fix) == ("in a cluster" in reason.fix), reason
 
 
-FIXES = [*(reason.fix for reason in Reason if reason.fix), *OWN_FIXES]
+FIXES = [*(reason.fix for reason in Reason if reason.fix), *(fix.text for fix in Fix), *(hint for _, _, hint in HINTS)]
 
 
 @pytest.mark.parametrize("fix", FIXES)

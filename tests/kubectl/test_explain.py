@@ -86,7 +86,8 @@ def test_reason_of_the_operator_comes_first(team: Team, plugin: Plugin) -> None:
     blocked = status_of(
         Phase.STARTING,
         Reason.QUOTA_EXCEEDED,
-        f"RayCluster x: exceeded quota: {Reason.QUOTA_EXCEEDED.fix}",
+        "exceeded quota",
+        blocked="RayCluster x",
         stalled=True,
         attempts=(ATTEMPT,),
     )

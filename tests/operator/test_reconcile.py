@@ -20,7 +20,7 @@ from e2e.platform.api_server import ApiServer, connect, run_concurrently
 from e2e.platform.fakes import statuses
 from e2e.platform.fixtures.job_harness import FINAL, JobHarness
 from e2e.platform.fixtures.polling import wait_until
-from tensafe_api import fixes
+from tensafe_api.fixes import Fix
 from tensafe_api.resources.job import KIND
 from tensafe_operator import names
 from tensafe_operator.plan.predecessors import DELETED_SECONDS
@@ -264,10 +264,10 @@ def test_long_grace_period_of_a_pod_is_shortened_by_the_command_in_the_fix(clust
     cluster.now += DELETED_SECONDS
     for _ in range(2):
         cluster.reconcile()
-        assert "pod left has a grace period until" in cluster.condition("Stalled")["message"]
+        assert "pod left: it has a grace period until" in cluster.condition("Stalled")["message"]
         cluster.plane.kubectl(*where, "delete", "pod", "left", "--wait=false")
 
-    assert "kubectl delete pod POD -n NAMESPACE --grace-period=1" in fixes.GRACE_PERIOD
+    assert "kubectl delete pod POD -n NAMESPACE --grace-period=1" in Fix.GRACE_PERIOD.text
     cluster.plane.kubectl("delete", "pod", "left", *where, "--grace-period=1", "--wait=false")
     cluster.reconcile()
     assert cluster.condition("Stalled")["status"] == "False"

@@ -61,6 +61,46 @@ class Resolved(StatusBlock):
     chat_template_digest: Text | None = Field(None, description="Digest of the chat template.")
 
 
+class FailedPod(StatusBlock):
+    """How a pod of an attempt has failed, in the words of the kubelet, the container runtime or the control plane."""
+
+    pod: Text = Field(description="Name of the pod.")
+    container: Text | None = Field(None, description="Container that failed. Absent if the pod as a whole was ended.")
+    reason: OneLine = Field(description="Reason that its status gives, such as OOMKilled or Evicted.")
+    exit_code: Annotated[int, Field(strict=True)] | None = Field(None, description="Exit code of the container.")
+    message: Annotated[str, Field(strict=True, max_length=4096)] | None = Field(
+        None,
+        description="What the kubelet, the container runtime or the control plane reports. Never what a "
+        "container writes.",
+    )
+
+    @property
+    def cause(self) -> tuple[str, int | None]:
+        """What two failures have in common that are one for a user."""
+        return self.reason, self.exit_code
+
+    @property
+    def sentence(self) -> str:
+        """How it failed, as a part of a sentence."""
+        why = f": {self.message}" if self.message else ""
+        if self.container is None:
+            return f"{self.reason}{why}"
+        return f"container {self.container} ended with exit code {self.exit_code} ({self.reason}){why}"
+
+
+class BlockerStatus(StatusBlock):
+    """What keeps a job from running, or why it failed."""
+
+    reason: OneLine = Field(description="Reason, as in the condition Stalled or Ready.")
+    object: Text | None = Field(None, description="Kind and name of the object that is blocked.")
+    message: Annotated[str, Field(strict=True, max_length=4096)] = Field(
+        description="What happened, in the words of the component that reports it."
+    )
+    fix: OneLine | None = Field(
+        None, description="Identifier of the fix, where it is another one than that of the reason."
+    )
+
+
 class Attempt(StatusBlock):
     """One attempt: one RayJob, or one call of the local command."""
 
@@ -82,6 +122,9 @@ class Attempt(StatusBlock):
     restarts: Count | None = Field(None, description="How often the workers of the attempt were restarted.")
     message: Annotated[str, Field(strict=True, max_length=4096)] | None = Field(
         None, description="Why it ended, and how pods failed before."
+    )
+    failed_pods: Annotated[tuple[FailedPod, ...], Field(max_length=3)] | None = Field(
+        None, description="How pods of the attempt have failed: the first cause, and the newest two."
     )
 
 
@@ -191,6 +234,13 @@ class Status(StatusBlock):
     )
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16), Unique(("type",))] = Field(
         (), description="Conditions of the job, one for each type."
+    )
+    blocker: BlockerStatus | None = Field(
+        None, description="What keeps the job from running, or why it failed. Absent otherwise."
+    )
+    completion_time: Timestamp | None = Field(None, description="Time at which the job ended. Absent before.")
+    suspend_requested_time: Timestamp | None = Field(
+        None, description="Time since which the workers are asked to stop. Absent while they are not."
     )
     workers: WorkerCount | None = Field(None, description="Number of workers.")
     resolved: Resolved = Field(

@@ -25,8 +25,6 @@ from tensafe_operator.settings import Settings
 AUTHORITY_KEY = "authority.key"
 RAY_TOKEN = "ray.token"
 CERTIFICATE_CONTAINER = "certificate"
-NO_CERTIFICATE = "no certificate: "
-"""How the container begins the line that says why it has issued none. No other text of it is shown."""
 FOLDER = "/var/run/tensafe/tls"
 """Where a pod's certificate is: on the volume of the run, which belongs to the pod and ends with it."""
 RAY_DASHBOARD_PORT = 8264
@@ -127,7 +125,7 @@ def init_containers(
         return []
     issue = {
         **_small_container(CERTIFICATE_CONTAINER, "tensorguard.runners.pod.certificate", container),
-        # KubeRay deletes a pod that fails, and its logs. The kubelet reports the line that says why.
+        # KubeRay deletes a pod that fails, and its logs. Its status has the line that says why.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "env": [
             {"name": "TENSAFE_POD_IPS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIPs"}}},

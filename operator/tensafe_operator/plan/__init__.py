@@ -21,15 +21,13 @@ from tensafe_api.resources.status import Attempt, Status
 from tensafe_operator.plan import attempts
 from tensafe_operator.plan.admission import Admitted, Rejected, admit
 from tensafe_operator.plan.attempts import Assessment, AttemptState
-from tensafe_operator.plan.blockers import POLL_SECONDS, are_workers_blocked, is_correction_refused, starting_state
 from tensafe_operator.plan.cleanup import delete_job, delete_job_key, delete_old_ray_jobs, delete_rights
 from tensafe_operator.plan.conditions import JobState
-from tensafe_operator.plan.crashes import is_crashing, unless_crashing
-from tensafe_operator.plan.deadline import check_deadline, check_start_deadline, with_waiting_pod
+from tensafe_operator.plan.deadline import check_deadline, check_start_deadline, with_what_it_waited_for
 from tensafe_operator.plan.deletion import end_training, is_being_deleted
+from tensafe_operator.plan.diagnosis import POLL_SECONDS, diagnose, is_correction_refused, starting_state
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.failed_pods import remember_failed_pods
-from tensafe_operator.plan.ignored import unless_ignored
 from tensafe_operator.plan.ledger import (
     adopt_ledger,
     count_charges,
@@ -42,20 +40,19 @@ from tensafe_operator.plan.ledger import (
     unreadable_record,
 )
 from tensafe_operator.plan.observed import Decision, Object, Observed
-from tensafe_operator.plan.outdated import are_all_ready
 from tensafe_operator.plan.parsing import (
+    are_all_ready,
     has_final_outcome,
     is_partial,
     is_terminal,
     parse_ledger_spec,
     parse_ledger_status,
 )
-from tensafe_operator.plan.pending import unless_node_may_come, unless_pending
 from tensafe_operator.plan.repeated import report_repeated
 from tensafe_operator.plan.resolved import has_resolved_image, resolve_image, with_digest, with_resolved
 from tensafe_operator.plan.retry import backoff_end, end_attempt, out_of_numbers
 from tensafe_operator.plan.starting import correct_children, start_attempt, with_profile
-from tensafe_operator.plan.suspension import SUSPENDED, excuse, suspend_attempt
+from tensafe_operator.plan.suspension import SUSPENDED, excuse, suspend_attempt, withdraw_request
 from tensafe_operator.settings import Settings
 
 _PHASES = {
@@ -122,7 +119,40 @@ def _decide(draft: Draft) -> None:
 def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus | None, attempt: Attempt) -> None:
     """An attempt is open: start it, end it, or report its state."""
     suspend, ray_job = admitted.job.spec.suspend, draft.ray_job_of(attempt)
-    if ray_job is None and attempt.start_time is None:
+    if ray_job is None:
+        _decide_without_ray_job(draft, admitted, record, attempt)
+        return
+    correct_children(draft, admitted)
+    attempt = remember_failed_pods(attempts.refresh(attempt, ray_job, record, draft.now), draft.observed)
+    draft.record(attempt)
+    draft.status.resolved = with_digest(draft.status.resolved, draft.observed.pods, attempt.number, record)
+    assessment = _assess(draft, admitted, record, attempt, ray_job)
+    if assessment.state.over:
+        end_attempt(draft, admitted.job, attempt, assessment, record)
+        return  # the next decision, once this status is stored
+    if suspend:
+        suspend_attempt(draft, ray_job, assessment.state)
+        return  # the trainer saves a checkpoint and stops
+    withdraw_request(draft, ray_job)
+    if assessment.state is AttemptState.STARTING:
+        draft.set_state(diagnose(draft, Phase.STARTING) or JobState(Phase.STARTING, Reason.STARTING))
+        return  # KubeRay starts the pods, an autoscaler adds a node, or a user removes the blocker
+    phase = _PHASES[assessment.state]
+    if not draft.observed.guarded or is_correction_refused(draft.observed):
+        draft.set_state(starting_state(draft.observed, phase))
+        return  # the attempt continues, and the cluster administrator installs the policies or grants the right
+    is_running = assessment.state is AttemptState.RUNNING
+    if is_running and not are_all_ready(draft.observed) and (blocked := diagnose(draft, Phase.STARTING)):
+        draft.set_state(blocked)
+        return  # as for a start: the attempt has lost a pod
+    draft.set_state(JobState(phase, assessment.reason, assessment.message))
+    # The trainer charges the ledger, or Kueue admits the RayJob.
+
+
+def _decide_without_ray_job(draft: Draft, admitted: Admitted, record: LedgerStatus | None, attempt: Attempt) -> None:
+    """An attempt is open that has no RayJob: it starts, or a user has deleted the RayJob."""
+    suspend = admitted.job.spec.suspend
+    if attempt.start_time is None:
         if suspend:
             draft.set_state(SUSPENDED)
             return  # the author resumes the job
@@ -135,42 +165,13 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
             return  # the next decision, once this status is stored
         start_attempt(draft, admitted, attempt)
         return  # KubeRay creates the RayCluster
-    if ray_job is None and not draft.observed.kuberay:
+    if not draft.observed.kuberay:
         draft.set_state(starting_state(draft.observed, Phase.STARTING))
         draft.wake_at(draft.now + POLL_SECONDS)
         return  # the cluster administrator installs KubeRay; until then the RayJob may still exist
-    if ray_job is None:
-        deleted = Assessment(AttemptState.FAILED, Reason.WORKER_LOST, f"RayJob {attempt.ray_job_name} was deleted")
-        end_attempt(draft, admitted.job, attempt, excuse(deleted, draft.status, suspend=suspend), record)
-        return  # the next decision, once this status is stored
-    correct_children(draft, admitted)
-    attempt = remember_failed_pods(attempts.refresh(attempt, ray_job, record, draft.now), draft.observed)
-    draft.record(attempt)
-    draft.status.resolved = with_digest(draft.status.resolved, draft.observed.pods, attempt.number, record)
-    assessment = _assess(draft, admitted, record, attempt, ray_job)
-    if assessment.state.over:
-        end_attempt(draft, admitted.job, attempt, assessment, record)
-        return  # the next decision, once this status is stored
-    if suspend:
-        suspend_attempt(draft, ray_job, assessment.state)
-        return  # the trainer saves a checkpoint and stops
-    blocked = are_workers_blocked(draft.observed, draft.status.workers) or is_crashing(draft)
-    if assessment.state is AttemptState.STARTING or (assessment.state is AttemptState.RUNNING and blocked):
-        draft.set_state(_state_of_start(draft))
-        return  # KubeRay starts the pods, an autoscaler adds a node, or a user removes the blocker
-    phase = _PHASES[assessment.state]
-    if not draft.observed.guarded or is_correction_refused(draft.observed):
-        draft.set_state(starting_state(draft.observed, phase))
-        return  # the attempt continues, and the cluster administrator installs the policies or grants the right
-    draft.set_state(JobState(phase, assessment.reason, assessment.message))
-    # The trainer charges the ledger, or Kueue admits the RayJob.
-
-
-def _state_of_start(draft: Draft) -> JobState:
-    """The state of a job whose pods are not all ready: stalled where a user has to act."""
-    state = unless_crashing(draft, unless_node_may_come(draft, starting_state(draft.observed, Phase.STARTING)))
-    state = state if state.stalled else unless_ignored(draft, state)
-    return state if state.stalled else unless_pending(draft, state)
+    deleted = Assessment(AttemptState.FAILED, Reason.WORKER_LOST, f"RayJob {attempt.ray_job_name} was deleted")
+    end_attempt(draft, admitted.job, attempt, excuse(deleted, draft.status, suspend=suspend), record)
+    # The next decision, once this status is stored.
 
 
 def _decide_next_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus | None, last: Attempt | None) -> None:
@@ -216,14 +217,13 @@ def _assess(
     if ray_job["metadata"].get("deletionTimestamp"):
         assessment = excuse(assessment, draft.status)
     if assessment.state.over:
-        return assessment if is_terminal(ray_job) else attempts.with_last_report(assessment, draft.status)
+        return assessment if is_terminal(ray_job) else with_what_it_waited_for(assessment, draft.observed)
     spec = admitted.job.spec
     deadlines = (
         check_deadline(draft.status.attempts, spec.active_deadline_seconds, draft.now),
         check_start_deadline(ray_job, spec.start_deadline_seconds, draft.now, ready=are_all_ready(draft.observed)),
     )
     if exceeded := next((each.exceeded for each in deadlines if each.exceeded is not None), None):
-        reported = attempts.with_last_report(exceeded, draft.status)
-        return reported if reported != exceeded else with_waiting_pod(exceeded, draft.observed)
+        return with_what_it_waited_for(exceeded, draft.observed)
     draft.wake_at(*(time for time in (*(each.at for each in deadlines), assessment.wake) if time is not None))
     return assessment

@@ -14,10 +14,9 @@ from enum import StrEnum
 from typing import Any
 
 from tensafe_api.driver_exit_codes import reason_for_exit_code
-from tensafe_api.fixes import split_fix
-from tensafe_api.reasons import ConditionType, Reason
+from tensafe_api.reasons import Reason
 from tensafe_api.resources.ledger import MAX_ATTEMPTS, LedgerStatus
-from tensafe_api.resources.status import Attempt, Status
+from tensafe_api.resources.status import Attempt
 from tensafe_api.timestamps import format_time, parse_time
 from tensafe_operator import names
 from tensafe_operator.plan.observed import Object
@@ -25,8 +24,6 @@ from tensafe_operator.plan.observed import Object
 _EXIT_CODE = re.compile(r"exit code (-?\d{1,3})\b")
 _WHERE_TO_READ_MORE = "The last lines of the driver's log are in the RayJob's status.message."
 """They may quote records, so they are never copied. A user who may read RayJobs reads them there."""
-SLOW_STEP = "no step was charged within"
-"""The first words of the message of an attempt that charges no step in time."""
 _LONGEST_MESSAGE = 512
 _LONGEST_NAME = 253
 _MOST_UNRECORDED = 8
@@ -126,20 +123,6 @@ def close(attempt: Attempt, assessment: Assessment, now: float) -> Attempt:
         **_out_of_queue(attempt, now),
     }
     return attempt.model_copy(update=ended)
-
-
-def with_last_report(assessment: Assessment, status: Status) -> Assessment:
-    """Return the assessment of an attempt that the operator ends, with what the status said that it waited for. How the
-    attempts before it have ended (`plan.repeated`) is no such thing.
-    """
-    ready = next((each for each in status.conditions if each.type == ConditionType.READY.value), None)
-    reason = Reason.named(ready.reason) if ready is not None else None
-    ends = [each.reason for each in status.attempts if each.end_time is not None]
-    if ready is None or reason is None or not reason.fix or reason.value in ends[-1:]:
-        return assessment
-    waited_for, _ = split_fix(ready.message, reason.fix)
-    text = f"{assessment.message or assessment.reason.sentence}; last reported: {reason.value}: {waited_for}"
-    return replace(assessment, message=text[:_LONGEST_MESSAGE])
 
 
 def is_queued(ray_job: Object) -> bool:
@@ -246,7 +229,7 @@ def _unless_stalled(
     Args:
         last: what happened at `since`.
     """
-    text = f"{SLOW_STEP} {stall_seconds} s of the {last}, the limit of the chart's value stallSeconds"
+    text = f"no step was charged within {stall_seconds} s of the {last}, the limit of the chart's value stallSeconds"
     return _unless_late(assessment, since, stall_seconds, text, now)
 
 

@@ -12,7 +12,6 @@ when the job is suspended.
 
 from __future__ import annotations
 
-from tensafe_api.reasons import ConditionType
 from tensafe_api.timestamps import parse_time
 from tensafe_operator import names
 from tensafe_operator.plan.draft import Draft
@@ -25,7 +24,6 @@ KEPT_SECONDS = 600
 RIGHTS_SECONDS = 300
 """How long pods that are left may write to the ledger of a job that has ended."""
 _DEFAULT_TTL_SECONDS = 3600
-_ENDS = (ConditionType.SUCCEEDED.value, ConditionType.FAILED.value)
 
 
 def delete_old_ray_jobs(draft: Draft, *, final: bool) -> None:
@@ -61,7 +59,7 @@ def delete_job(draft: Draft) -> None:
     A pod that is left may still write to the ledger, with rights that go with the job. It has them no longer than
     RIGHTS_SECONDS, and one on a lost node stays for ever.
     """
-    spec, ended = draft.observed.job["spec"], _end_of_job(draft)
+    spec, ended = draft.observed.job["spec"], parse_time(draft.status.completion_time)
     ttl = spec.get("ttlSecondsAfterFinished")
     if ttl is None or ended is None:
         return
@@ -78,7 +76,7 @@ def delete_rights(draft: Draft) -> None:
     still write the end into the ledger. That takes no longer than RIGHTS_SECONDS, and any user may keep a pod with the
     labels of one. A RoleBinding of another name is not the operator's, whatever its labels say.
     """
-    due = (_end_of_job(draft) or draft.now) + RIGHTS_SECONDS
+    due = (parse_time(draft.status.completion_time) or draft.now) + RIGHTS_SECONDS
     own = ("RoleBinding", names.role_binding_name(draft.observed.job["metadata"]["name"]))
     for found in (each for each in draft.observed.corrected if (each["kind"], each["metadata"]["name"]) == own):
         if draft.observed.pods and draft.now < due:
@@ -101,9 +99,3 @@ def delete_job_key(draft: Draft) -> None:
         draft.irreversible = True
         draft.actions.append(Delete("Secret", opened.key_secret_name))
         status.key_deleted = True
-
-
-def _end_of_job(draft: Draft) -> float | None:
-    """When the job ended, in seconds since the epoch; None where no condition says so."""
-    ended = [each for each in draft.status.conditions if each.type in _ENDS and each.status == "True"]
-    return max((parse_time(each.last_transition_time) or draft.now for each in ended), default=None)

@@ -15,6 +15,8 @@ from typing import Any
 from tensafe_api.reasons import ConditionType, Phase, Reason
 from tensafe_api.resources.status import Condition, Status
 from tensafe_api.status_fold import PHASE_CONDITIONS, condition_of
+from tensafe_api.timestamps import format_time
+from tensafe_operator.plan.blockers import Blocker
 
 _LONGEST = 1024
 
@@ -27,6 +29,7 @@ class JobState:
         message: one sentence with the object and the fix; empty: the sentence of the reason.
         accepted: whether the manifest can be run.
         stalled: whether the job is blocked until a user acts.
+        blocker: what keeps the job from running, if the reason and the message are those of a blocker.
     """
 
     phase: Phase
@@ -34,6 +37,16 @@ class JobState:
     message: str = ""
     accepted: bool = True
     stalled: bool = False
+    blocker: Blocker | None = None
+
+
+def blocked_state(blocker: Blocker, phase: Phase, *, stalled: bool = True) -> JobState:
+    """Return the state of a job that this blocker keeps from running.
+
+    Args:
+        stalled: whether a user has to act.
+    """
+    return JobState(phase, blocker.reason, blocker.sentence, stalled=stalled, blocker=blocker)
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,7 @@ def _are_pods_ready(state: JobState, status: Status) -> Finding:
 
 
 def _is_running(state: JobState, status: Status) -> Finding:
-    """The job trains. `suspension` reads from this condition since when the workers are asked to stop."""
+    """The job trains."""
     if state.phase is Phase.RUNNING or state.reason is Reason.SUSPENDING:
         return Finding(state.phase is Phase.RUNNING)
     return Finding(False, Reason.NOT_RUNNING)
@@ -116,8 +129,12 @@ RULES: dict[ConditionType, Rule] = {
 
 
 def set_conditions(status: Status, state: JobState, now: float) -> None:
-    """Set the phase and all conditions of `status` to those of `state`, at the time `now`."""
+    """Set the phase, all conditions and the blocker of `status` to those of `state`, at the time `now`."""
     status.phase = state.phase.value
+    status.blocker = None if state.blocker is None else state.blocker.in_status()
+    if state.phase.final:
+        status.completion_time = status.completion_time or format_time(now)
+        status.suspend_requested_time = None
     before = {condition.type: condition for condition in status.conditions}
     conditions = []
     for kind, rule in RULES.items():
@@ -135,17 +152,16 @@ def status_of_failed_reconcile(before: Mapping[str, Any], error: str, now: float
     Args:
         error: the type of the exception. Its text may quote records and is not shown.
     """
-    fix = Reason.INTERNAL_ERROR.fix
-    message = f"The operator failed with {error} and retries; its log has the details. {fix}"
-    stalled = stalled_status(before, Reason.INTERNAL_ERROR, message, now)
+    message = f"The operator failed with {error} and retries; its log has the details"
+    stalled = stalled_status(before, Blocker(Reason.INTERNAL_ERROR, "", message), now)
     return Status.model_validate(before, by_alias=True, by_name=False) if stalled is None else stalled
 
 
 def stalled_status(
-    before: Mapping[str, Any], reason: Reason, message: str, now: float, after: Status | None = None
+    before: Mapping[str, Any], blocker: Blocker, now: float, after: Status | None = None
 ) -> Status | None:
-    """Return the status `after`, by default the one `before`, with the condition Stalled set and nothing else changed.
-    The next reconcile that succeeds sets all conditions again.
+    """Return the status `after`, by default the one `before`, with this blocker and the condition Stalled set, and
+    nothing else changed. The next reconcile that succeeds sets all conditions again.
 
     Returns:
         None for a job that has ended.
@@ -154,11 +170,12 @@ def stalled_status(
     status = known if after is None else after
     if status.phase is not None and Phase(status.phase).final:
         return None
-    kind, generation, text = ConditionType.STALLED, status.observed_generation, message[:_LONGEST]
+    kind, generation, text = ConditionType.STALLED, status.observed_generation, blocker.sentence[:_LONGEST]
     earlier = next((condition for condition in known.conditions if condition.type == kind.value), None)
-    stalled = condition_of(kind, True, reason.value, text, now, before=earlier, generation=generation)
+    stalled = condition_of(kind, True, blocker.reason.value, text, now, before=earlier, generation=generation)
     others = {condition.type: condition for condition in status.conditions}
-    return status.model_copy(update={"conditions": tuple({**others, kind.value: stalled}.values())})
+    conditions = tuple({**others, kind.value: stalled}.values())
+    return status.model_copy(update={"conditions": conditions, "blocker": blocker.in_status()})
 
 
 def _condition(

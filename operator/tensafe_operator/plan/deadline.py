@@ -8,17 +8,18 @@ any time, so the operator counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.status import Attempt
 from tensafe_api.timestamps import active_seconds, parse_time
 from tensafe_operator.plan.attempts import Assessment, AttemptState, is_queued
-from tensafe_operator.plan.ignored import head_ready_since
+from tensafe_operator.plan.diagnosis import find_blocker
 from tensafe_operator.plan.observed import Object, Observed
-from tensafe_operator.plan.outdated import pods_of_open_attempt
-from tensafe_operator.plan.parsing import IN_CREATION, has_condition, has_ended, started_waiting_for_head
+from tensafe_operator.plan.parsing import has_condition, has_ended, pods_of_open_attempt
+
+_LONGEST_MESSAGE = 512
 
 
 @dataclass(frozen=True)
@@ -69,41 +70,17 @@ def _active_seconds(attempt: Attempt, now: float) -> float:
     return active_seconds(*times, now) or 0.0
 
 
-def with_waiting_pod(exceeded: Assessment, observed: Observed) -> Assessment:
-    """Return the assessment of an attempt whose deadline has passed, with the name of a pod that is not ready. The
-    status reports nothing while a large image is pulled, or in the first minutes without a node.
+def with_what_it_waited_for(exceeded: Assessment, observed: Observed) -> Assessment:
+    """Return the assessment of an attempt whose time is over, with what keeps its pods from running, or else the name
+    of one that is not ready. How a pod failed is in `failed_pods` of the attempt.
     """
-    everyone = [pod for pod in pods_of_open_attempt(observed) if not _is_over(pod)]
-    pods = [pod for pod in everyone if not has_condition(pod, "Ready")]
-    if not pods:
+    blocker = find_blocker(observed)
+    waiting = [pod for pod in pods_of_open_attempt(observed) if not has_condition(pod, "Ready") and not has_ended(pod)]
+    if blocker is not None and blocker.reason is not Reason.CRASH_LOOP:
+        what = f"{blocker.reason.value}: {blocker.what}"
+    elif waiting:
+        what = f"pod {waiting[0]['metadata']['name']}, which was not ready"
+    else:
         return exceeded
-    name, state = _most_telling(pods, head_is_ready=head_ready_since(everyone) is not None)
-    return replace(exceeded, message=f"{exceeded.message}; when the deadline passed, pod {name} {state}")
-
-
-def _most_telling(pods: Sequence[Object], *, head_is_ready: bool) -> tuple[str, str]:
-    """Return the name of one of these pods, none of which is ready, and what it was doing."""
-    waiting = [pod for pod in pods if head_is_ready and started_waiting_for_head(pod) is not None]
-    unplaced = [pod for pod in pods if not has_condition(pod, "PodScheduled") and not _containers(pod)]
-    created = [pod for pod in pods if _is_being_created(pod)]
-    states = (
-        (waiting, "had not reached the head, which was ready"),
-        (unplaced, "waited for a node"),
-        (created, "was being created"),
-        (pods, "was not ready"),
-    )
-    return next((found[0]["metadata"]["name"], state) for found, state in states if found)
-
-
-def _is_over(pod: Object) -> bool:
-    return bool(pod["metadata"].get("deletionTimestamp")) or has_ended(pod)
-
-
-def _is_being_created(pod: Object) -> bool:
-    waiting = (((each.get("state") or {}).get("waiting") or {}) for each in _containers(pod))
-    return any(each.get("reason") in IN_CREATION for each in waiting)
-
-
-def _containers(pod: Object) -> Sequence[Object]:
-    """The states of the containers, once the kubelet has reported them."""
-    return (pod.get("status") or {}).get("containerStatuses") or ()
+    message = f"{exceeded.message or exceeded.reason.sentence}; it waited for {what}"
+    return replace(exceeded, message=message[:_LONGEST_MESSAGE])

@@ -15,11 +15,18 @@ from tensafe_api.spec_digest import has_lost_charges, has_lost_fields
 from tensafe_operator import names
 from tensafe_operator.children import access, ledger
 from tensafe_operator.plan.admission import Admitted, Rejected, with_ledger_values
-from tensafe_operator.plan.blockers import count_ready_workers, starting_state
-from tensafe_operator.plan.conditions import JobState
+from tensafe_operator.plan.blockers import Blocker
+from tensafe_operator.plan.conditions import JobState, blocked_state
+from tensafe_operator.plan.diagnosis import starting_state
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.observed import Create, Object, Observed
-from tensafe_operator.plan.parsing import has_final_outcome, is_terminal, parse_ledger_spec, parse_ledger_status
+from tensafe_operator.plan.parsing import (
+    count_ready_workers,
+    has_final_outcome,
+    is_terminal,
+    parse_ledger_spec,
+    parse_ledger_status,
+)
 from tensafe_operator.plan.privacy_status import fold_ledger, with_charges
 from tensafe_operator.plan.suspension import SUSPENDED
 
@@ -63,9 +70,9 @@ def fail_for_lost_ledger(draft: Draft) -> None:
     for ray_job in draft.observed.ray_jobs:
         if not is_terminal(ray_job):
             draft.delete(ray_job)
-    reason = Reason.LEDGER_LOST
-    message = f"PrivacyLedger {draft.status.ledger_name}: {reason.sentence} {reason.fix}"
-    draft.set_state(JobState(Phase.FAILED, reason, message))
+    about = f"PrivacyLedger {draft.status.ledger_name}"
+    blocker = Blocker(Reason.LEDGER_LOST, about, Reason.LEDGER_LOST.sentence)
+    draft.set_state(blocked_state(blocker, Phase.FAILED))
 
 
 def keep_counting(draft: Draft, rejected: Rejected) -> None:

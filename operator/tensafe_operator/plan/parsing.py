@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.ledger import LedgerStatus, PrivacyLedgerSpec
-from tensafe_api.timestamps import parse_time
-from tensafe_operator.plan.observed import Object
+from tensafe_operator import names
+from tensafe_operator.plan.observed import Object, Observed
 
-IN_CREATION = ("ContainerCreating", "PodInitializing")
-"""What a kubelet reports while it pulls an image, and before the init containers have ended."""
-WAITS_FOR_HEAD = "wait-gcs-ready"
-"""KubeRay's init container in workers, which ends when it has reached the head."""
 _UNREADABLE = "unreadable"
 _FINAL_OUTCOMES = (Reason.COMPLETED.value, Reason.BUDGET_EXHAUSTED.value)
 
@@ -43,11 +41,23 @@ def reason_of_node(pod: Object) -> str | None:
     return object_condition(pod, "PodScheduled").get("reason")
 
 
-def started_waiting_for_head(pod: Object) -> float | None:
-    """Return since when a worker waits until it reaches the head, in seconds since the epoch; None if it does not."""
-    containers = (pod.get("status") or {}).get("initContainerStatuses") or ()
-    states = ((each.get("state") or {}).get("running") for each in containers if each.get("name") == WAITS_FOR_HEAD)
-    return next((parse_time(running.get("startedAt")) for running in states if running), None)
+def pods_of_open_attempt(observed: Observed) -> list[Object]:
+    """Return the pods of the attempt that is open, also those that have failed."""
+    attempts = (observed.job.get("status") or {}).get("attempts") or ()
+    numbers = {each["number"] for each in attempts if not each.get("endTime")}
+    return [pod for pod in observed.pods if names.attempt_of(pod) in numbers]
+
+
+def are_all_ready(observed: Observed) -> bool:
+    """Return whether all pods of the open attempt are ready: its head and its workers."""
+    ready = [pod for pod in pods_of_open_attempt(observed) if has_condition(pod, "Ready")]
+    return len(ready) > int(observed.job["spec"]["cluster"]["workers"])
+
+
+def count_ready_workers(pods: Iterable[Object]) -> int:
+    """Return how many worker pods are ready."""
+    workers = (pod for pod in pods if (pod["metadata"].get("labels") or {}).get(names.RAY_NODE_TYPE) == "worker")
+    return sum(has_condition(pod, "Ready") for pod in workers)
 
 
 def has_final_outcome(record: LedgerStatus) -> bool:

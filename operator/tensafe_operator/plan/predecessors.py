@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensafe_api import fixes
+from tensafe_api.fixes import Fix
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.timestamps import format_time, parse_time
 from tensafe_operator import names
-from tensafe_operator.plan.blockers import Blocker, blocked_state
-from tensafe_operator.plan.conditions import JobState
+from tensafe_operator.plan.blockers import Blocker
+from tensafe_operator.plan.conditions import JobState, blocked_state
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.observed import Observed
 from tensafe_operator.plan.parsing import has_ended, is_terminal
@@ -67,10 +67,10 @@ def _why_kept(name: str, deletion: float | None, now: float) -> Blocker | None:
     """
     late = f"{DELETED_SECONDS} s after the end of its attempt"
     if deletion is None:
-        return Blocker(Reason.PODS_LEFT, f"pod {name} is not being deleted {late}")
+        return Blocker(Reason.PODS_LEFT, f"pod {name}", f"it is not being deleted {late}")
     if deletion > now + LONGEST_GRACE_SECONDS:
-        text = f"pod {name} has a grace period until {format_time(deletion)} {late}"
-        return Blocker(Reason.PODS_LEFT, text, fixes.GRACE_PERIOD)
+        text = f"it has a grace period until {format_time(deletion)} {late}"
+        return Blocker(Reason.PODS_LEFT, f"pod {name}", text, Fix.GRACE_PERIOD)
     return None
 
 

@@ -51,7 +51,8 @@ def take_profile(admitted: Admitted, profile: Object | None) -> Admitted | Block
     if name is None:
         return admitted
     if profile is None:
-        return Blocker(Reason.PROFILE_MISSING, f"{PROFILE_KIND} {name} does not exist, or the operator may not read it")
+        missing = "it does not exist, or the operator may not read it"
+        return Blocker(Reason.PROFILE_MISSING, f"{PROFILE_KIND} {name}", missing)
     spec = without_nulls(profile.get("spec") or {})
     try:
         ProfileSpec.model_validate(spec, by_alias=True, by_name=False)
@@ -98,7 +99,7 @@ def _joined(given: Sequence[Any], taken: Sequence[Any], fields: tuple[str, ...])
 
 
 def _invalid(name: str, problems: Sequence[str]) -> Blocker:
-    return Blocker(Reason.PROFILE_INVALID, f"{PROFILE_KIND} {name}: {'; '.join(problems[:_MOST_PROBLEMS])}")
+    return Blocker(Reason.PROFILE_INVALID, f"{PROFILE_KIND} {name}", "; ".join(problems[:_MOST_PROBLEMS]))
 
 
 def _sentences(error: ValidationError) -> list[str]:

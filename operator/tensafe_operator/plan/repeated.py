@@ -8,10 +8,10 @@ autoscaler may add. Otherwise `Stalled` would change twice with each attempt.
 
 from __future__ import annotations
 
-from tensafe_api import fixes
+from tensafe_api.fixes import Fix
 from tensafe_api.reasons import Reason
-from tensafe_operator.plan.attempts import SLOW_STEP
-from tensafe_operator.plan.blockers import Blocker, blocked_state
+from tensafe_operator.plan.blockers import Blocker
+from tensafe_operator.plan.conditions import blocked_state
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.parsing import parse_ledger_status
 from tensafe_operator.plan.retry import has_failed
@@ -20,7 +20,7 @@ REPEATED = 3
 """So many attempts that fail for the same reason are no outage of a moment."""
 _BEFORE_TRAINING = (Reason.STARTING, Reason.RETRYING, Reason.QUEUED, Reason.UNSCHEDULABLE)
 """What a job reports that waits for no user before an attempt trains."""
-_FIXES = {Reason.WORKER_LOST: fixes.LOST_AGAIN, Reason.AGGREGATION_FAILED: fixes.LOST_AGAIN}
+_FIXES = {Reason.WORKER_LOST: Fix.LOST_AGAIN, Reason.AGGREGATION_FAILED: Fix.LOST_AGAIN}
 """Where the reason's own fix says that the job continues by itself."""
 
 
@@ -32,14 +32,9 @@ def report_repeated(draft: Draft) -> None:
     last = [each for each in draft.status.attempts if each.end_time is not None][-REPEATED:]
     if len(last) < REPEATED or not all(map(has_failed, last)) or len({each.reason for each in last}) > 1:
         return
-    reason = Reason.named(last[-1].reason)
-    if reason is None:
-        return
-    record = parse_ledger_status(draft.observed.ledger)
-    if record is not None and any(charge.attempt >= last[0].number for charge in record.charges):
+    reason, record = Reason.named(last[-1].reason), parse_ledger_status(draft.observed.ledger)
+    if reason is None or (record is not None and any(each.attempt >= last[0].number for each in record.charges)):
         return
     numbers = f"attempts {last[0].number} to {last[-1].number} have failed alike"
-    message = last[-1].message or reason.sentence
-    fix = fixes.SLOW_STEP if message.startswith(SLOW_STEP) else _FIXES.get(reason, "")
-    blocker = Blocker(reason, f"{numbers}: {message}", fix)
+    blocker = Blocker(reason, numbers, last[-1].message or reason.sentence, _FIXES.get(reason))
     draft.set_state(blocked_state(blocker, state.phase))

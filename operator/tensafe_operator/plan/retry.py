@@ -18,7 +18,8 @@ from tensafe_api.resources.status import Attempt
 from tensafe_api.timestamps import parse_time
 from tensafe_operator.children import tls
 from tensafe_operator.plan.attempts import Assessment, AttemptState, close
-from tensafe_operator.plan.conditions import JobState
+from tensafe_operator.plan.blockers import Blocker
+from tensafe_operator.plan.conditions import JobState, blocked_state
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.failed_pods import with_failed_pods
 from tensafe_operator.plan.parsing import is_terminal
@@ -82,7 +83,7 @@ def out_of_numbers(last: Attempt | None) -> JobState:
     message = f"a ledger records at most {MAX_ATTEMPTS} attempts, with those that were suspended or spent nothing"
     if last is not None and last.message:
         message += f"; attempt {last.number}: {last.message.rstrip('.')}"
-    return JobState(Phase.FAILED, Reason.ATTEMPTS_EXHAUSTED, f"{message}. {Reason.ATTEMPTS_EXHAUSTED.fix}")
+    return blocked_state(Blocker(Reason.ATTEMPTS_EXHAUSTED, "", message), Phase.FAILED)
 
 
 def end_attempt(
@@ -90,6 +91,7 @@ def end_attempt(
 ) -> None:
     """Record the end of an attempt, delete its Secret and a RayJob that still runs, and set what that means."""
     draft.irreversible = True
+    draft.status.suspend_requested_time = None
     assessment = with_failed_pods(assessment, attempt)
     draft.record(close(attempt, assessment, draft.now))
     spec, ray_job = job.spec, draft.ray_job_of(attempt)
@@ -109,12 +111,11 @@ def end_attempt(
 def _state_after_failure(
     assessment: Assessment, attempts: Sequence[Attempt], acquired: Collection[int], max_attempts: int
 ) -> JobState:
-    reason = assessment.reason
-    message = f"attempt {attempts[-1].number}: {assessment.message or reason.sentence}"
-    sentence = message.rstrip(".")
+    reason, attempt = assessment.reason, f"attempt {attempts[-1].number}"
+    message = assessment.message or reason.sentence
     if reason is Reason.DEADLINE_EXCEEDED or reason.permanent:
-        return JobState(Phase.FAILED, reason, f"{sentence}. {reason.fix}")
+        return blocked_state(Blocker(reason, attempt, message), Phase.FAILED)
     if sum(has_failed(each) and each.number in acquired for each in attempts) >= max_attempts:
-        exhausted = Reason.ATTEMPTS_EXHAUSTED
-        return JobState(Phase.FAILED, exhausted, f"{sentence} (retry.maxAttempts is {max_attempts}). {exhausted.fix}")
-    return JobState(Phase.STARTING, Reason.RETRYING, message)
+        most = f"{message.rstrip('.')} (retry.maxAttempts is {max_attempts})"
+        return blocked_state(Blocker(Reason.ATTEMPTS_EXHAUSTED, attempt, most), Phase.FAILED)
+    return JobState(Phase.STARTING, Reason.RETRYING, f"{attempt}: {message}")

@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tensafe_api import fixes
+from tensafe_api.fixes import Fix
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.status import Status
+from tensafe_operator.plan.blockers import Blocker
 from tensafe_operator.plan.conditions import stalled_status
 
-TOO_LARGE = f"The job is too large for the API server: {fixes.JOB_TOO_LARGE}"
+_TOO_LARGE = Blocker(Reason.FORBIDDEN, "", "The job is too large for the API server", Fix.JOB_TOO_LARGE)
+TOO_LARGE = _TOO_LARGE.sentence
 """The message of the condition Stalled."""
 ROOM_FOR_FIGURES = 128
 """Bytes of the figures that grow with the charges, and of the spaces. Two ε have 20 at most, and three counts 17."""
@@ -48,7 +50,7 @@ def short_status(before: Mapping[str, Any], status: Status, now: float) -> Statu
             "attempts": (*(each.model_copy(update={"message": None}) for each in earlier), *last),
         }
     )
-    return _with_room(stalled_status(before, Reason.FORBIDDEN, TOO_LARGE, now, short) or short)
+    return _with_room(stalled_status(before, _TOO_LARGE, now, short) or short)
 
 
 def status_of_figures(before: Mapping[str, Any], status: Status, now: float) -> Status:

@@ -10,9 +10,11 @@ from tensafe_api.resources.status import Attempt
 from tensafe_operator import names
 from tensafe_operator.children import Manifest, access, configuration, matches, network, rayjob, tls
 from tensafe_operator.plan.admission import Admitted
-from tensafe_operator.plan.blockers import POLL_SECONDS, Blocker, blocked_state, starting_state
+from tensafe_operator.plan.blockers import Blocker
+from tensafe_operator.plan.conditions import JobState, blocked_state
+from tensafe_operator.plan.diagnosis import POLL_SECONDS, find_unanswered, starting_state
 from tensafe_operator.plan.draft import Draft
-from tensafe_operator.plan.ignored import unless_ignored
+from tensafe_operator.plan.foreign_code import find_foreign_code
 from tensafe_operator.plan.observed import Create, Object
 from tensafe_operator.plan.parsing import is_terminal
 from tensafe_operator.plan.predecessors import find_predecessors, waiting_state
@@ -29,7 +31,8 @@ def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
     predecessors = find_predecessors(draft.observed, attempt.number, draft.now)
     draft.wake_at(*predecessors.wakes)
     if predecessors.alive:
-        draft.set_state(unless_ignored(draft, waiting_state(draft, predecessors)))
+        unanswered = find_unanswered(draft)
+        draft.set_state(blocked_state(unanswered, Phase.STARTING) if unanswered else waiting_state(draft, predecessors))
         return  # the pods terminate, or a user deletes them
     if not (draft.observed.kuberay and draft.observed.guarded):
         draft.set_state(starting_state(draft.observed, Phase.PENDING))

@@ -6,15 +6,13 @@ nothing to save, so its RayJob is deleted at once. An attempt that does not stop
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from tensafe_api.reasons import ConditionType, Phase, Reason
+from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Status
-from tensafe_api.timestamps import parse_time
+from tensafe_api.timestamps import format_time, parse_time
 from tensafe_operator.plan.attempts import Assessment, AttemptState
-from tensafe_operator.plan.conditions import JobState
+from tensafe_operator.plan.conditions import JobState, blocked_state
+from tensafe_operator.plan.diagnosis import find_unanswered
 from tensafe_operator.plan.draft import Draft
-from tensafe_operator.plan.ignored import unless_ignored
 from tensafe_operator.plan.observed import Object
 
 SUSPEND_SECONDS = 120
@@ -23,32 +21,23 @@ SUSPENDED = JobState(Phase.SUSPENDED, Reason.SUSPENDED)
 _SUSPENDING = JobState(Phase.STARTING, Reason.SUSPENDING)
 
 
-def requested_at(status: Status) -> float | None:
-    """Return since when the workers are asked to stop, in seconds since the epoch; None where they are not."""
-    running = next((each for each in status.conditions if each.type == ConditionType.RUNNING.value), None)
-    if running is None or running.reason != Reason.SUSPENDING.value:
-        return None
-    return parse_time(running.last_transition_time)
-
-
 def suspend_attempt(draft: Draft, ray_job: Object, state: AttemptState) -> None:
     """Wait until the workers of an open attempt stop, or delete its RayJob."""
-    end = (requested_at(draft.status) or draft.now) + SUSPEND_SECONDS
-    draft.set_state(_suspending(draft, ray_job))
+    requested = draft.status.suspend_requested_time or format_time(draft.now)
+    draft.status.suspend_requested_time = requested
+    end = (parse_time(requested) or draft.now) + SUSPEND_SECONDS
+    unanswered = find_unanswered(draft) if "deletionTimestamp" in ray_job["metadata"] else None
+    draft.set_state(blocked_state(unanswered, Phase.STARTING) if unanswered else _SUSPENDING)
     if state is not AttemptState.RUNNING or draft.now >= end:
         draft.delete(ray_job)
     else:
         draft.wake_at(end)
 
 
-def _suspending(draft: Draft, ray_job: Object) -> JobState:
-    """The state of a job that is being suspended. The reason stays where KubeRay does not remove its finalizer from the
-    RayJob, because `requested_at` reads it.
-    """
+def withdraw_request(draft: Draft, ray_job: Object) -> None:
+    """Record that the workers are no longer asked to stop, unless their RayJob is being deleted for it."""
     if "deletionTimestamp" not in ray_job["metadata"]:
-        return _SUSPENDING
-    state = unless_ignored(draft, _SUSPENDING)
-    return replace(state, reason=_SUSPENDING.reason)
+        draft.status.suspend_requested_time = None
 
 
 def excuse(assessment: Assessment, status: Status, *, suspend: bool = False) -> Assessment:
@@ -58,7 +47,7 @@ def excuse(assessment: Assessment, status: Status, *, suspend: bool = False) -> 
         suspend: whether the manifest asks for suspension. An operator that was killed after it had deleted the RayJob
             has not written so into the status.
     """
-    if assessment.state is AttemptState.FAILED and (suspend or requested_at(status) is not None):
+    if assessment.state is AttemptState.FAILED and (suspend or status.suspend_requested_time is not None):
         message = "the attempt was suspended before it saved a checkpoint"
         return Assessment(AttemptState.SUSPENDED, Reason.INTERRUPTED, message)
     return assessment

@@ -289,25 +289,20 @@ CLUSTER: tuple[Mutation, ...] = (
         "the status has what a container wrote before it ended",
         (
             Edit(
-                "operator/tensafe_operator/plan/crashes.py",
-                'str(ended.get("message") or "") if _never_started(ended) else ""',
-                'str(ended.get("message") or "")',
+                "operator/tensafe_operator/plan/failed_pods.py",
+                '_bounded(ended.get("message")) if _never_started(ended) else ""',
+                '_bounded(ended.get("message"))',
             ),
         ),
         (
-            "tests/operator/plan/test_crashes.py::test_text_of_a_container_that_ran_is_not_copied",
-            "tests/operator/plan/test_failed_pods.py::test_cause_is_what_the_kubelet_says",
+            "tests/operator/plan/test_failed_pods.py::test_text_of_a_container_that_ran_is_not_copied",
+            "tests/operator/plan/test_failed_pods.py::test_cause_is_what_the_kubelet_or_the_scheduler_reports",
         ),
     ),
     Mutation(
-        "the status has the log of the container that issues certificates",
-        (Edit("operator/tensafe_operator/plan/crashes.py", "if line.startswith(NO_CERTIFICATE)", "if line"),),
-        ("tests/operator/plan/test_crashes.py::test_pod_without_a_certificate_says_why",),
-    ),
-    Mutation(
         "the status has what a hook of a container wrote",
-        (Edit("operator/tensafe_operator/plan/blockers.py", " and reason != _HOOK_FAILED", ""),),
-        ("tests/operator/plan/test_blockers.py::test_output_of_a_hook_is_not_copied",),
+        (Edit("operator/tensafe_operator/plan/diagnosis.py", " and reason != _HOOK_FAILED", ""),),
+        ("tests/operator/plan/test_diagnosis.py::test_output_of_a_hook_is_not_copied",),
     ),
     Mutation(
         "the operator deletes any Secret that a ledger names as its key",

@@ -8,7 +8,7 @@ import pytest
 
 from e2e.platform.fixtures.fake_cluster import SETTINGS, condition, running_job, start_next_attempt, started_job
 from tensafe_operator import names
-from tensafe_operator.plan.blockers import POLL_SECONDS
+from tensafe_operator.plan.diagnosis import POLL_SECONDS
 
 
 def test_job_succeeds_only_when_ray_and_the_ledger_agree() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeOperator, Killed, running_job
+from tensafe_api.timestamps import format_time
 from tensafe_operator.job_tls import IssuerRef, JobTls, TlsMode
 from tensafe_operator.plan import decide
 from tensafe_operator.plan.cleanup import KEPT_SECONDS, RIGHTS_SECONDS
@@ -107,6 +108,7 @@ def test_ended_job_is_deleted_after_its_ttl_and_not_before(ray_job: str, message
         cluster.record_outcome("Completed")
     cluster.end_ray_job(ray_job, message)
     operator.settle()
+    assert cluster.status["completionTime"] == format_time(cluster.now)
     assert own not in decide(cluster.observe(), cluster.now + 50, SETTINGS).actions, "pods are left"
     cluster.remove_terminating_pods()
     cluster.pods = {}

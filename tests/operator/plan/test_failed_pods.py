@@ -1,70 +1,301 @@
-"""How pods of an attempt failed is known when the attempt fails much later."""
+"""Failed pods: which are crashes, when a crash is over, and what the attempt remembers of them."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, running_job
+from e2e.platform.fakes import statuses
+from e2e.platform.fixtures.failed_pods import (
+    HEAD,
+    NO_BASH,
+    ONE_WORKER,
+    failed,
+    replace_head,
+    stalled,
+    starting_job,
+    unstarted,
+)
+from e2e.platform.fixtures.fake_cluster import (
+    FakeCluster,
+    FakeOperator,
+    condition,
+    running_job,
+    start_next_attempt,
+)
 from tensafe_api.driver_exit_codes import driver_exit_code
 from tensafe_api.reasons import Reason
-from tensafe_api.resources.status import Attempt
+from tensafe_api.resources.status import Attempt, FailedPod
 from tensafe_api.timestamps import format_time
 from tensafe_operator.children.rayjob import GRACE_SECONDS
-from tensafe_operator.plan.attempts import Assessment, AttemptState
-from tensafe_operator.plan.failed_pods import remember_failed_pods, with_failed_pods
+from tensafe_operator.plan.diagnosis import NODE_SECONDS
+from tensafe_operator.plan.failed_pods import CRASH_SECONDS, remember_failed_pods
 from tensafe_operator.plan.observed import Observed
 
 WORKER = "claims-triage-a1-worker"
-LOW = "The node was low on resource: memory. Threshold quantity: 100Mi, available: "
-OUT_OF_MEMORY = "container ray-worker ended with exit code 137 (OOMKilled)"
+NO_ROOM = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
+DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet", "message": "low on memory"}
+GATE_RUNS: dict[str, Any] = {"running": {}}
+GATE_KILLED = {"terminated": {"exitCode": 137, "reason": "Error"}}
+
+
+def with_gate(status: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """The status of a head whose sidecar has this state."""
+    return {**status, "initContainerStatuses": [{"name": "gate", "state": state}]}
+
+
+def delete_head(cluster: FakeCluster, name: str, ago: float, grace: int = GRACE_SECONDS) -> None:
+    """The deletion of a pod was requested so many seconds ago. It has `grace` seconds to end."""
+    times = {"deletionTimestamp": format_time(cluster.now - ago + grace), "deletionGracePeriodSeconds": grace}
+    cluster.pods[name]["metadata"] |= times
+
+
+# Crashes
+
+
+@pytest.mark.parametrize("started", ["1970-01-01T00:00:00Z", "1754-08-30T22:43:41Z"])
+def test_container_that_never_started_is_a_crash_and_says_why(started: str) -> None:
+    """containerd reports a start of zero. A time of Go's that is not set becomes another date."""
+    cluster, operator = starting_job()
+    replace_head(cluster, "head-1", unstarted(cluster, started))
+    operator.settle()
+    assert stalled(cluster) == ("True", "CrashLoop")
+    blocker = cluster.status["blocker"]
+    assert blocker["object"] == "pod head-1" and "StartError" in blocker["message"] and NO_BASH in blocker["message"]
+    before = cluster.status
+    replace_head(cluster, "head-2", unstarted(cluster, started, message=f"{NO_BASH} in container 4f2a"))
+    operator.settle()
+    assert cluster.status == before, "the text of the runtime may differ from pod to pod"
+
+
+@pytest.mark.parametrize("more", [{}, {"startedAt": None}], ids=["ran", "may have run"])
+def test_text_of_a_container_that_ran_is_not_copied(more: dict[str, None]) -> None:
+    """It is what the container wrote, or the end of its log, and may quote records."""
+    cluster, operator = starting_job()
+    status = failed(cluster)
+    status["containerStatuses"][0]["state"]["terminated"] |= {"message": "KeyError: a diagnosis", **more}
+    replace_head(cluster, HEAD, status)
+    operator.settle()
+    assert stalled(cluster) == ("True", "CrashLoop")
+    assert "diagnosis" not in str(cluster.status)
+
+
+def evicted(cluster: FakeCluster) -> dict[str, Any]:
+    """A pod that has used more than its own limit. For a lack of the node's, the kubelet adds a condition."""
+    return failed(cluster, 600, reason="Evicted", message='Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". ')
+
+
+def rejected(cluster: FakeCluster) -> dict[str, Any]:
+    return {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no GPU is healthy"}
+
+
+def init_failed(cluster: FakeCluster) -> dict[str, Any]:
+    container = {**failed(cluster)["containerStatuses"][0], "name": "certificate"}
+    waits = [{"name": "ray-head", "state": {"waiting": {"reason": "PodInitializing"}}}]
+    return {"phase": "Failed", "initContainerStatuses": [container], "containerStatuses": waits}
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (failed, "exit code 127"),
+        (lambda cluster: failed(cluster, seconds=-3600.0), "exit code 127"),
+        (lambda cluster: with_gate(failed(cluster, phase="Running"), GATE_RUNS), "container ray-head"),
+        (evicted, 'Evicted: Usage of EmptyDir volume "tmp"'),
+        (rejected, "UnexpectedAdmissionError: no GPU is healthy"),
+        (init_failed, "container certificate"),
+    ],
+    ids=["soon", "clock-set-back", "while-its-sidecar-runs", "evicted", "rejected", "init-container"],
+)
+def test_pod_that_its_replacement_repeats_is_a_crash(
+    status: Callable[[FakeCluster], dict[str, Any]], words: str
+) -> None:
+    cluster, operator = starting_job()
+    replace_head(cluster, HEAD, status(cluster))
+    operator.settle()
+    assert stalled(cluster) == ("True", "CrashLoop")
+    assert words in cluster.status["blocker"]["message"]
+
+
+def lost(**more: Any) -> dict[str, Any]:
+    """The status of a pod after a restart of its node: the kubelet has found no container, and reports no times."""
+    ended = {"exitCode": 137, "reason": "ContainerStatusUnknown", "startedAt": None, "finishedAt": None}
+    return {"phase": "Failed", "containerStatuses": [{"name": "ray-head", "state": {"terminated": ended}}], **more}
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        lambda cluster: failed(cluster, seconds=3600.0),
+        lambda cluster: failed(cluster, reason="Evicted", conditions=[DISRUPTED]),
+        lambda cluster: failed(cluster, reason="Preempting", conditions=[DISRUPTED]),
+        lambda cluster: lost(),
+        lambda cluster: lost(reason="UnexpectedAdmissionError"),
+        lambda cluster: with_gate(statuses.ready_pod(), GATE_KILLED),
+    ],
+    ids=["ran-for-an-hour", "node-under-pressure", "preempted", "lost", "lost-and-rejected", "restarted-sidecar"],
+)
+def test_pod_that_ends_otherwise_is_no_crash(status: Callable[[FakeCluster], dict[str, Any]]) -> None:
+    cluster, operator = starting_job()
+    replace_head(cluster, HEAD, status(cluster))
+    operator.settle()
+    assert stalled(cluster) == ("False", "NotBlocked")
+
+
+@pytest.mark.parametrize(("ago", "grace"), [(0, GRACE_SECONDS), (2, GRACE_SECONDS), (0, 0), (0, 1)])
+@pytest.mark.parametrize("phase", ["Failed", "Running"])
+def test_pod_that_was_stopped_is_no_crash(phase: str, ago: float, grace: int) -> None:
+    """After a shorter period, such as that of the kubelet's last request, it is not known when it was stopped."""
+    cluster, operator = starting_job()
+    replace_head(cluster, HEAD, failed(cluster, phase=phase))
+    cluster.now += 0 if grace == GRACE_SECONDS else 3
+    delete_head(cluster, HEAD, ago, grace)
+    operator.settle()
+    assert stalled(cluster) == ("False", "NotBlocked")
+    assert "failedPods" not in cluster.status["attempts"][0]
+
+
+@pytest.mark.parametrize(("phase", "gate"), [("Running", GATE_RUNS), ("Failed", GATE_KILLED)])
+@pytest.mark.parametrize("kind", [failed, unstarted])
+def test_head_that_had_crashed_before_it_was_deleted_is_a_crash(
+    kind: Callable[..., dict[str, Any]], phase: str, gate: dict[str, Any]
+) -> None:
+    """The operator may see a pod only after KubeRay has requested its deletion, or after the sidecar has ended."""
+    cluster, operator = starting_job()
+    replace_head(cluster, "head-1", with_gate({**kind(cluster), "phase": phase}, gate))
+    cluster.now += 3
+    delete_head(cluster, "head-1", ago=1)
+    operator.settle()
+    assert stalled(cluster) == ("True", "CrashLoop")
+    assert cluster.status["blocker"]["object"] == "pod head-1"
+
+
+def test_helper_that_fails_while_the_pod_runs_is_no_crash() -> None:
+    """A webhook has added a container to the pod, which does its work without it."""
+    cluster, operator = running_job(**ONE_WORKER)
+    helper = {**failed(cluster)["containerStatuses"][0], "name": "log-agent"}
+    cluster.pods[WORKER]["status"]["containerStatuses"] = [helper, {"name": "ray-worker", "state": {"running": {}}}]
+    operator.settle()
+    assert (cluster.status["phase"], stalled(cluster)) == ("Running", ("False", "NotBlocked"))
+
+
+# The end of a crash
+
+
+def test_crash_is_reported_once_until_all_pods_are_ready() -> None:
+    cluster, operator = starting_job()
+    replace_head(cluster, "head-1", failed(cluster))
+    operator.settle()
+    assert stalled(cluster) == ("True", "CrashLoop")
+    before, message = cluster.status, "a new pod every second must not cause a write every second"
+    for number in range(2, 5):
+        for status in ({"phase": "Pending"}, failed(cluster)):
+            replace_head(cluster, f"head-{number}", status)
+            operator.settle()
+            assert cluster.status == before, message
+        gone = cluster.pods.pop(f"head-{number}")
+        operator.settle()
+        assert cluster.status == before, message
+        cluster.pods["head-0"] = gone
+    replace_head(cluster, HEAD, statuses.ready_pod())
+    operator.settle()
+    assert stalled(cluster) == ("False", "NotBlocked")
+
+
+def test_crash_is_over_when_its_pods_last() -> None:
+    cluster, operator = starting_job()
+    replace_head(cluster, "head-1", failed(cluster))
+    operator.settle()
+    replace_head(cluster, "head-2", {"phase": "Running"})
+    operator.settle()
+    assert stalled(cluster) == ("True", "CrashLoop")
+    assert operator.wake == cluster.now + CRASH_SECONDS
+    cluster.now += CRASH_SECONDS
+    operator.settle()
+    assert stalled(cluster) == ("False", "NotBlocked")
+
+
+def test_other_blocker_that_follows_a_crash_is_reported() -> None:
+    cluster, operator = starting_job()
+    replace_head(cluster, "head-1", failed(cluster))
+    operator.settle()
+    waiting = {"name": "ray-head", "image": "none:1", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
+    replace_head(cluster, "head-2", {"phase": "Pending", "containerStatuses": [waiting]})
+    operator.settle()
+    assert stalled(cluster) == ("True", "ImagePullFailed")
+
+
+def test_crash_is_reported_once_also_where_a_worker_has_no_node_for_long() -> None:
+    cluster, operator = starting_job()
+    no_room = {**NO_ROOM, "lastTransitionTime": format_time(cluster.now)}
+    cluster.pods[WORKER]["status"] = {"phase": "Pending", "conditions": [no_room]}
+    replace_head(cluster, "head-0", failed(cluster))
+    operator.settle()
+    cluster.now += 2 * NODE_SECONDS
+    for status in ({"phase": "Pending"}, failed(cluster)):
+        replace_head(cluster, "head-1", status)
+        operator.settle()
+        assert stalled(cluster) == ("True", "CrashLoop")
+
+
+def test_worker_of_a_running_job_that_crashes_stalls_it_until_it_is_ready() -> None:
+    cluster, operator = running_job(**ONE_WORKER)
+    ready, labels = cluster.pods[WORKER]["status"], cluster.pods[WORKER]["metadata"]["labels"]
+    crashed = {**failed(cluster)["containerStatuses"][0], "name": "ray-worker"}
+    cluster.pods[WORKER]["status"] = {"phase": "Failed", "containerStatuses": [crashed]}
+    operator.settle()
+    assert (cluster.status["phase"], *stalled(cluster)) == ("Starting", "True", "CrashLoop")
+    metadata = {"name": "w-2", "labels": labels, "creationTimestamp": format_time(cluster.now)}
+    del cluster.pods[WORKER]
+    cluster.pods["w-2"] = {"metadata": metadata, "status": {"phase": "Pending"}}
+    operator.settle()
+    assert stalled(cluster) == ("True", "CrashLoop")
+    cluster.pods["w-2"]["status"] = ready
+    operator.settle()
+    assert (cluster.status["phase"], *stalled(cluster)) == ("Running", "False", "NotBlocked")
+
+
+def test_next_attempt_starts_without_the_crash_of_the_last_one() -> None:
+    cluster, operator = starting_job()
+    replace_head(cluster, "head-1", failed(cluster))
+    operator.settle()
+    start_next_attempt(cluster, operator)
+    assert stalled(cluster) == ("False", "NotBlocked") and "blocker" not in cluster.status
+
+
+# What the attempt remembers
 
 
 def ended(cluster: FakeCluster, code: int, why: str = "Error", **more: Any) -> dict[str, Any]:
-    """The status of a pod whose container ran for an hour and has ended."""
+    """The status of a worker whose container ran for an hour."""
     times = {"startedAt": format_time(cluster.now - 3600), "finishedAt": format_time(cluster.now)}
-    state = {"terminated": {"exitCode": code, "reason": why, "message": "KeyError: a diagnosis", **times}}
-    return {
-        "phase": "Failed" if code else "Succeeded",
-        "containerStatuses": [{"name": "ray-worker", "state": state}],
-    } | more
+    state = {"exitCode": code, "reason": why, "message": "a diagnosis", **times}
+    return {"phase": "Failed", "containerStatuses": [{"name": "ray-worker", "state": {"terminated": state}}], **more}
 
 
-def killed(cluster: FakeCluster, **more: Any) -> dict[str, Any]:
-    return ended(cluster, 137, "OOMKilled", **more)
-
-
-def evicted(cluster: FakeCluster, available: str = "64200Ki", **more: Any) -> dict[str, Any]:
-    disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
-    text = {"reason": "Evicted", "message": LOW + available, "conditions": [disrupted]}
-    return ended(cluster, 137, **text, **more)
-
-
-def replace_worker(cluster: FakeCluster, name: str, status: dict[str, Any], *, deleted: bool = False) -> None:
-    """KubeRay has replaced the worker by a pod of this name and status."""
-    (old,) = (each for each, pod in cluster.pods.items() if pod["metadata"]["labels"]["ray.io/node-type"] == "worker")
-    metadata = {**cluster.pods.pop(old)["metadata"], "name": name}
-    metadata.pop("deletionTimestamp", None)
-    cluster.pods[name] = {"metadata": metadata | ({"deletionTimestamp": format_time(cluster.now)} if deleted else {})}
-    cluster.pods[name]["status"] = status
-
-
-def fail_worker(cluster: FakeCluster, operator: FakeOperator, name: str, status: dict[str, Any], **more: bool) -> None:
+def fail_worker(
+    cluster: FakeCluster, operator: FakeOperator, name: str, status: dict[str, Any], *, deleted: bool = False
+) -> None:
     """A worker of the running job fails, and is replaced by one that is ready."""
-    (ready,) = (pod["status"] for pod in cluster.pods.values() if "worker" in pod["metadata"]["name"])
-    replace_worker(cluster, name, status, **more)
+    (old,) = (each for each in cluster.pods if "worker" in each)
+    before = cluster.pods.pop(old)
+    metadata = {**before["metadata"], "name": name}
+    gone = {"deletionTimestamp": format_time(cluster.now)} if deleted else {}
+    cluster.pods[name] = {"metadata": {**metadata, **gone}, "status": status}
     operator.settle()
-    replace_worker(cluster, WORKER, ready)
+    del cluster.pods[name]
+    cluster.pods[old] = before
     operator.settle()
 
 
-def message_of(cluster: FakeCluster, number: int = 1) -> str | None:
-    found: str | None = cluster.status["attempts"][number - 1].get("message")
-    return found
+def remembered_in(cluster: FakeCluster, number: int = 1) -> list[tuple[str, str]]:
+    """The pods in the entry of an attempt, each with its reason."""
+    return [(each["pod"], each["reason"]) for each in cluster.status["attempts"][number - 1].get("failedPods", ())]
 
 
 def fail(cluster: FakeCluster, operator: FakeOperator, code: int) -> None:
@@ -74,140 +305,71 @@ def fail(cluster: FakeCluster, operator: FakeOperator, code: int) -> None:
 
 def test_no_progress_after_a_worker_was_out_of_memory_says_so() -> None:
     """KubeRay had replaced the pod, and no message said what the problem was that a user should fix."""
-    cluster, operator = running_job()
-    fail_worker(cluster, operator, "worker-1", killed(cluster))
-    assert message_of(cluster) == f"pod worker-1: {OUT_OF_MEMORY}"
-    assert condition(cluster, "Stalled")["status"] == "False"
+    cluster, operator = running_job(**ONE_WORKER)
+    fail_worker(cluster, operator, "worker-1", ended(cluster, 137, "OOMKilled"))
+    assert remembered_in(cluster) == [("worker-1", "OOMKilled")]
+    assert cluster.status["attempts"][0]["failedPods"][0]["exitCode"] == 137
     operator = FakeOperator(cluster)  # it was restarted
     cluster.now += 600
     fail(cluster, operator, 65)
-    failed = condition(cluster, "Failed")
-    assert failed["reason"] == "NoProgress"
-    assert f"; before that, pod worker-1: {OUT_OF_MEMORY}. {Reason.NO_PROGRESS.fix}" in failed["message"]
-    assert f"; before that, pod worker-1: {OUT_OF_MEMORY}" in str(message_of(cluster))
+    shown = condition(cluster, "Failed")
+    assert shown["reason"] == "NoProgress" and shown["message"].endswith(Reason.NO_PROGRESS.fix)
+    assert "worker-1" in shown["message"] and "OOMKilled" in shown["message"]
+    assert remembered_in(cluster) == [("worker-1", "OOMKilled")]
 
 
-def test_last_attempt_names_how_its_own_pods_failed() -> None:
-    cluster, operator = running_job(spec__retry={"maxAttempts": 2})
-    fail_worker(cluster, operator, "worker-1", killed(cluster))
-    fail(cluster, operator, 64)
-    cluster.remove_terminating_pods()
-    cluster.now += 600
+def test_each_cause_is_remembered_once_the_first_one_and_the_newest_two() -> None:
+    cluster, operator = running_job(**ONE_WORKER)
+    for number, reason in enumerate(("OOMKilled", "Killed", "OOMKilled", "Stopped", "Lost", "OOMKilled")):
+        fail_worker(cluster, operator, f"worker-{number}", ended(cluster, 1, reason))
+    assert remembered_in(cluster) == [("worker-0", "OOMKilled"), ("worker-3", "Stopped"), ("worker-4", "Lost")]
+
+
+def test_attempt_remembers_its_own_pods_alone() -> None:
+    cluster, operator = running_job(**ONE_WORKER)
+    cluster.pods["other"] = {"metadata": {"name": "other", "labels": {"tensafe.io/attempt": "7"}}}
+    cluster.pods["other"]["status"] = ended(cluster, 137, "OOMKilled")
     operator.settle()
-    cluster.start_pods()
-    cluster.acquire_ledger()
-    operator.settle()
-    assert message_of(cluster, 2) is None
-    fail_worker(cluster, operator, "worker-2", evicted(cluster))
-    fail(cluster, operator, 64)
-    failed = condition(cluster, "Failed")
-    assert failed["reason"] == "AttemptsExhausted"
-    assert f"; before that, pod worker-2: Evicted: {LOW}64200Ki (retry.maxAttempts is 2)" in failed["message"]
-    assert "OOMKilled" in str(message_of(cluster, 1))
-
-
-def test_each_cause_is_named_once_and_a_known_one_writes_nothing() -> None:
-    cluster, operator = running_job()
-    fail_worker(cluster, operator, "worker-1", killed(cluster))
-    fail_worker(cluster, operator, "worker-2", evicted(cluster))
-    before = cluster.status["attempts"]
-    for number in range(3, 7):
-        fail_worker(cluster, operator, f"worker-{number}", killed(cluster))
-        fail_worker(cluster, operator, f"again-{number}", evicted(cluster, f"{number}Ki"))
-        assert cluster.status["attempts"] == before
-    assert message_of(cluster) == f"pod worker-1: {OUT_OF_MEMORY}; pod worker-2: Evicted: {LOW}64200Ki"
+    assert remembered_in(cluster) == []
 
 
 @pytest.mark.parametrize("outcome", ["Completed", "Suspended"])
-def test_attempt_that_does_not_fail_does_not_name_failed_pods(outcome: str) -> None:
-    cluster, operator = running_job()
-    fail_worker(cluster, operator, "worker-1", killed(cluster))
+def test_attempt_that_does_not_fail_names_no_failed_pod_as_its_end(outcome: str) -> None:
+    cluster, operator = running_job(**ONE_WORKER)
+    fail_worker(cluster, operator, "worker-1", ended(cluster, 137, "OOMKilled"))
     cluster.suspend(outcome == "Suspended")
     operator.settle()
     cluster.record_outcome(outcome)
     cluster.end_ray_job("SUCCEEDED")
     operator.settle()
     assert cluster.status["phase"] == {"Completed": "Succeeded"}.get(outcome, outcome)
-    assert "worker-1" not in str(cluster.status)
-
-
-def test_attempt_that_is_suspended_before_it_trains_does_not_name_failed_pods() -> None:
-    cluster, operator = running_job()
-    fail_worker(cluster, operator, "worker-1", killed(cluster))
-    cluster.suspend(True)
-    operator.settle()
-    cluster.now += 200  # the trainer does not stop
-    operator.settle()
-    assert cluster.status["phase"] == "Suspended" and "worker-1" not in str(cluster.status)
+    assert "worker-1" not in str([cluster.status["conditions"], cluster.status["attempts"][0].get("message")])
 
 
 @pytest.mark.parametrize(
-    ("change", "cause"),
+    ("status", "deleted", "reason"),
     [
-        ({"reason": "Preempting", "message": "Preempted in order to admit critical pod"}, "Preempting: Preempted in"),
-        ({"reason": "Terminated", "message": "imminent node shutdown"}, "Terminated: imminent node shutdown"),
-        ({"reason": "UnexpectedAdmissionError"}, "UnexpectedAdmissionError"),
-        ({}, "container ray-worker ended with exit code 1 (Error)"),
+        ({"reason": "Terminated", "message": "imminent node shutdown"}, False, "Terminated"),
+        ({"conditions": [{**DISRUPTED, "reason": "PreemptionByScheduler"}]}, True, "PreemptionByScheduler"),
+        ({"phase": "Running"}, False, "Error"),
+        ({}, True, None),
     ],
+    ids=["kubelet", "scheduler", "while-its-sidecar-runs", "deleted"],
 )
-def test_cause_is_what_the_kubelet_says(change: dict[str, Any], cause: str) -> None:
-    cluster, operator = running_job()
-    fail_worker(cluster, operator, "worker-1", ended(cluster, 1, **change))
-    assert str(message_of(cluster)).startswith(f"pod worker-1: {cause}")
+def test_cause_is_what_the_kubelet_or_the_scheduler_reports(
+    status: dict[str, Any], deleted: bool, reason: str | None
+) -> None:
+    cluster, operator = running_job(**ONE_WORKER)
+    fail_worker(cluster, operator, "worker-1", ended(cluster, 1, **status), deleted=deleted)
+    assert [each for _, each in remembered_in(cluster)] == ([reason] if reason else [])
     assert "diagnosis" not in str(cluster.status), "what a container writes may quote records"
 
 
-def test_pod_that_the_scheduler_preempts_is_named() -> None:
-    """It is deleted, and its containers end as they would after any deletion."""
-    cluster, operator = running_job()
-    text = {"reason": "PreemptionByScheduler", "message": "preempting to accommodate a higher priority pod"}
-    disrupted = {"type": "DisruptionTarget", "status": "True", **text}
-    fail_worker(cluster, operator, "worker-1", ended(cluster, 143, conditions=[disrupted]), deleted=True)
-    assert message_of(cluster) == f"pod worker-1: {text['reason']}: {text['message']}"
-
-
-def test_pod_that_was_out_of_memory_is_named_while_it_is_deleted() -> None:
+def test_pod_that_was_out_of_memory_is_remembered_while_it_is_deleted() -> None:
     """A finalizer, or another container that stops slowly, keeps it."""
-    cluster, operator = running_job()
-    fail_worker(cluster, operator, "worker-1", killed(cluster, phase="Running"), deleted=True)
-    assert message_of(cluster) == f"pod worker-1: {OUT_OF_MEMORY}"
-
-
-def test_pod_that_had_failed_before_it_was_deleted_is_named() -> None:
-    """A sidecar kept it, so that KubeRay deleted it before it was reported as failed."""
-    cluster, operator = running_job()
-    status = ended(cluster, 1, phase="Running")
-    cluster.now += 3
-    replace_worker(cluster, "worker-1", status, deleted=True)
-    cluster.pods["worker-1"]["metadata"] |= {
-        "deletionTimestamp": format_time(cluster.now + GRACE_SECONDS),
-        "deletionGracePeriodSeconds": GRACE_SECONDS,
-    }
-    operator.settle()
-    assert message_of(cluster) == "pod worker-1: container ray-worker ended with exit code 1 (Error)"
-
-
-@pytest.mark.parametrize(("code", "deleted"), [(143, True), (0, False), (0, True)])
-def test_pod_that_is_deleted_or_ends_well_is_not_remembered(code: int, deleted: bool) -> None:
-    cluster, operator = running_job()
-    fail_worker(cluster, operator, "worker-1", ended(cluster, code), deleted=deleted)
-    assert message_of(cluster) is None
-
-
-def test_pod_of_another_attempt_is_not_remembered() -> None:
-    cluster, operator = running_job()
-    cluster.pods["other"] = {"metadata": {"name": "other", "labels": {"tensafe.io/attempt": "7"}}}
-    cluster.pods["other"]["status"] = killed(cluster)
-    operator.settle()
-    assert message_of(cluster) is None
-
-
-def test_end_that_reports_the_crash_itself_does_not_repeat_it() -> None:
-    crash = "pod a: container ray-head ended with exit code 127 (Error)"
-    attempt = Attempt(number=1, message=f"{crash}; pod b: {OUT_OF_MEMORY}")
-    text = f"the pods did not start within 60 s; last reported: CrashLoop: {crash}"
-    failed = Assessment(AttemptState.FAILED, Reason.START_DEADLINE_EXCEEDED, text)
-    assert with_failed_pods(failed, attempt).message == f"{text}; before that, pod b: {OUT_OF_MEMORY}"
+    cluster, operator = running_job(**ONE_WORKER)
+    fail_worker(cluster, operator, "worker-1", ended(cluster, 137, "OOMKilled", phase="Running"), deleted=True)
+    assert remembered_in(cluster) == [("worker-1", "OOMKilled")]
 
 
 @pytest.mark.parametrize(
@@ -215,132 +377,58 @@ def test_end_that_reports_the_crash_itself_does_not_repeat_it() -> None:
     [
         (Reason.WORKER_LOST, True),
         (Reason.AGGREGATION_FAILED, True),
-        (Reason.RESOURCES_MISSING, True),
         (Reason.INVALID_MANIFEST, False),
-        (Reason.MODEL_UNSUPPORTED, False),
         (Reason.MODEL_UNAVAILABLE, False),
-        (Reason.DATASET_UNREADABLE, False),
         (Reason.PRIVACY_BUDGET_EXCEEDED, False),
     ],
 )
 def test_end_that_names_its_own_cause_does_not_name_failed_pods(reason: Reason, explained: bool) -> None:
     """A lack of memory an hour before seemed to be why a manifest is invalid."""
-    cluster, operator = running_job()
-    fail_worker(cluster, operator, "worker-1", killed(cluster))
+    cluster, operator = running_job(**ONE_WORKER)
+    fail_worker(cluster, operator, "worker-1", ended(cluster, 137, "OOMKilled"))
     fail(cluster, operator, driver_exit_code(reason))
     assert cluster.status["attempts"][0]["reason"] == reason
-    assert ("before that" in str(message_of(cluster))) == ("worker-1" in str(cluster.status)) == explained
+    assert ("worker-1" in cluster.status["attempts"][0]["message"]) == explained
 
 
 def test_message_is_bounded_and_one_line() -> None:
-    cluster, operator = running_job()
-    for number in range(9):
+    cluster, operator = running_job(**ONE_WORKER)
+    for number in range(5):
         text = {"reason": f"Cause{number}", "message": "a\n\x1b" + 5000 * "!"}
         fail_worker(cluster, operator, f"worker-{number}", ended(cluster, 1, **text))
-    assert "Cause7: a \ufffd!" in str(message_of(cluster)) and "Cause6" not in str(message_of(cluster))
     fail(cluster, operator, 65)
-    assert len(str(message_of(cluster))) <= 700 and "\n" not in str(message_of(cluster))
-    assert all(f"Cause{number}: a \ufffd!" in str(message_of(cluster)) for number in (0, 7, 8))
+    message = cluster.status["attempts"][0]["message"]
+    assert len(message) <= 700 and "\n" not in message and "\x1b" not in message
     assert condition(cluster, "Failed")["message"].endswith(Reason.NO_PROGRESS.fix)
 
 
-def test_first_cause_and_the_newest_two_are_named() -> None:
-    """Three causes were kept for ever, and a fourth, which had ended the attempt, was not named."""
-    cluster, operator = running_job()
-    fail_worker(cluster, operator, "worker-1", evicted(cluster))
-    fail_worker(cluster, operator, "worker-2", ended(cluster, 1))
-    fail_worker(cluster, operator, "worker-3", ended(cluster, 1, reason="Terminated", message="node shutdown"))
-    first, newer = f"pod worker-1: Evicted: {LOW}64200Ki", "pod worker-3: Terminated: node shutdown"
-    assert message_of(cluster) == f"{first}; pod worker-2: container ray-worker ended with exit code 1 (Error); {newer}"
-    fail_worker(cluster, operator, "worker-4", killed(cluster))
-    newest = f"after other failures, {newer}; pod worker-4: {OUT_OF_MEMORY}"
-    assert message_of(cluster) == f"{first}; {newest}"
-    fail(cluster, operator, 65)
-    assert f"; before that, {first}; {newest}. {Reason.NO_PROGRESS.fix}" in condition(cluster, "Failed")["message"]
-
-
-def failed_pod(name: str, cause: str, at: float = 1.8e9) -> dict[str, Any]:
-    """A pod of attempt 1 that the cluster has ended, with a reason and a message."""
-    reason, _, message = cause.partition(": ")
+def failed_pod(name: str, reason: str, at: float = 1.8e9) -> dict[str, Any]:
+    """A pod of attempt 1 that the cluster has ended at this time."""
     ready = {"type": "Ready", "status": "False", "lastTransitionTime": format_time(at)}
-    status = {"phase": "Failed", "reason": reason, "message": message, "conditions": [ready]}
+    status = {"phase": "Failed", "reason": reason, "message": f"about {name}", "conditions": [ready]}
     return {"metadata": {"name": name, "labels": {"tensafe.io/attempt": "1"}}, "status": status}
 
 
-def not_started(name: str, container: str, message: str) -> dict[str, Any]:
-    """A pod of attempt 1 with a container that its node could not start."""
-    state = {"exitCode": 128, "reason": "StartError", "message": message, "startedAt": "1970-01-01T00:00:00Z"}
-    status = {"phase": "Failed", "containerStatuses": [{"name": container, "state": {"terminated": state}}]}
-    return {"metadata": {"name": name, "labels": {"tensafe.io/attempt": "1"}}, "status": status}
+def remembered(pods: list[dict[str, Any]], before: tuple[FailedPod, ...] | None = None) -> tuple[FailedPod, ...] | None:
+    """What attempt 1 remembers after a look at these pods."""
+    seen = Observed({"status": {"attempts": [{"number": 1}]}}, None, (), tuple(pods), ())
+    return remember_failed_pods(Attempt(number=1, failed_pods=before), seen).failed_pods
 
 
-def remembered(*pods: dict[str, Any], message: str | None = None) -> str:
-    """The message of attempt 1, after a look at these pods."""
-    seen = Observed({"status": {"attempts": [{"number": 1}]}}, None, (), pods, ())
-    return remember_failed_pods(Attempt(number=1, message=message), seen).message or ""
-
-
-ANY_CAUSE = st.sampled_from(["A", "B: b", "C: c. 5 of 6", "D: \x1bd; pod e: f", "E: " + 300 * "e", "F: g 7", "F: g 8"])
-
-
-@given(st.lists(st.lists(st.tuples(ANY_CAUSE, st.integers(0, 3)), max_size=6), max_size=4), st.randoms())
-def test_pods_that_stay_change_the_message_once(moments: list[list[tuple[str, int]]], random: random.Random) -> None:
+@given(
+    st.lists(st.lists(st.tuples(st.sampled_from("ABCDEF"), st.integers(0, 3)), max_size=6), max_size=4), st.randoms()
+)
+def test_pods_that_stay_change_the_entry_once(moments: list[list[tuple[str, int]]], shuffled: random.Random) -> None:
     """Otherwise each pass would write a status, which starts the next pass."""
-    message = None
+    before = None
     for moment in moments:
-        pods = [failed_pod(f"p{number}", cause, 1.8e9 + time) for number, (cause, time) in enumerate(moment)]
-        message = remembered(*pods, message=message)
-        random.shuffle(pods)
-        assert remembered(*pods, message=message) == message
-        assert len(message.split("; ")) <= 3 and len(message) < 700
+        pods = [failed_pod(f"p{number}", cause, 1.8e9 + after) for number, (cause, after) in enumerate(moment)]
+        before = remembered(pods, before)
+        shuffled.shuffle(pods)
+        assert remembered(pods, before) == before
+        assert len(before or ()) <= 3
 
 
-def test_pod_that_failed_last_is_named_whatever_order_pods_are_listed_in() -> None:
+def test_pod_that_failed_last_is_remembered_whatever_order_pods_are_listed_in() -> None:
     pods = [failed_pod(f"p{number}", f"Cause{number}", 1.8e9 + number) for number in (4, 0, 3, 1, 2)]
-    assert remembered(*pods) == "pod p0: Cause0; after other failures, pod p3: Cause3; pod p4: Cause4"
-
-
-IN_MEMORY = (
-    "Evicted: The node was low on resource: memory. Threshold quantity: {0}Mi, available: {1}Ki. Container ray-{2} was "
-    "using {0}Gi, request is {1}Gi, has larger consumption of memory. "
-)
-ON_DISK = "Evicted: The node was low on resource: ephemeral-storage. Threshold quantity: {1}, available: {0}. "
-CAUSES = (
-    IN_MEMORY,
-    ON_DISK,
-    "Evicted: Pod ephemeral local storage usage exceeds the total limit of containers {0}Gi. ",
-    'Evicted: Usage of EmptyDir volume "shm" exceeds the limit "{0}Gi". ',
-    "Evicted: The node had condition: [DiskPressure]. ",
-    "OutOfcpu: Pod was rejected: Node didn't have enough resource: cpu, requested: {0}, used: {1}, capacity: 8000",
-    "UnexpectedAdmissionError: Pod was rejected: Allocate failed due to requested number of devices unavailable for "
-    "nvidia.com/gpu. Requested: {0}, Available: {1}, which is unexpected",
-    "NodeLost: Node {2}-{0} which was running pod job-{2} is unresponsive",
-    "Preempted: Preempted by pod 0af{0}-{1}b on node {2}",
-    "Terminated: Pod was terminated in response to imminent node shutdown.",
-)
-
-
-@given(st.sampled_from(CAUSES), st.sampled_from(CAUSES), st.lists(st.integers(1, 10**7), min_size=2))
-def test_causes_differ_by_their_kind_and_not_by_their_numbers(one: str, other: str, numbers: list[int]) -> None:
-    """An eviction for memory was not named after one for ephemeral storage."""
-    message = None
-    for number in numbers:
-        for cause in (one, other):
-            text = cause.format(number, 3 * number, "head" if number % 2 else "worker")
-            message = remembered(failed_pod(f"p{number}", text), message=message)
-    assert len(str(message).split("; ")) == len({one, other})
-
-
-def test_container_that_cannot_start_is_named_once_for_head_and_worker() -> None:
-    text = 'failed to create containerd task: exec: "bash": executable file not found in $PATH'
-    head, worker = not_started("h", "ray-head", text), not_started("w", "ray-worker", f"{text}: container 9e1b")
-    assert remembered(head, worker) == f"pod h: container ray-head ended with exit code 128 (StartError): {text}"
-
-
-def test_end_that_reports_one_eviction_does_not_hide_another_one() -> None:
-    disk, memory = ON_DISK.format(7, 9), IN_MEMORY.format(7, 9, "worker")
-    attempt = Attempt(number=1, message=remembered(failed_pod("a", disk), failed_pod("b", memory)))
-    text = f"last reported: CrashLoop: pod c: {ON_DISK.format(8, 80)}"
-    failed = Assessment(AttemptState.FAILED, Reason.START_DEADLINE_EXCEEDED, text)
-    message = with_failed_pods(failed, attempt).message
-    assert "before that, pod b: Evicted" in message and "pod a: " not in message
+    assert [each.pod for each in remembered(pods) or ()] == ["p0", "p3", "p4"]

@@ -250,7 +250,7 @@ def test_profile_that_makes_the_job_invalid_is_named_with_the_problem(
 ) -> None:
     found = take(taken, **changes)
     assert isinstance(found, Blocker) and found.reason is Reason.PROFILE_INVALID
-    assert found.message.startswith("TenSafeClusterProfile gpu-a: ") and message in found.message
+    assert found.object == "TenSafeClusterProfile gpu-a" and message in found.message
 
 
 def test_checkpoint_may_be_on_a_volume_of_the_profile() -> None:

@@ -7,6 +7,7 @@ import contextlib
 import pytest
 
 from e2e.platform.fixtures.fake_cluster import Killed, condition, running_job, started_job
+from tensafe_api.timestamps import format_time
 from tensafe_operator.plan.suspension import SUSPEND_SECONDS
 
 
@@ -25,10 +26,14 @@ def test_suspension_waits_for_the_checkpoint_and_resuming_is_the_next_attempt() 
     cluster.suspend(True)
     operator.settle()
     assert condition(cluster, "Running")["reason"] == "Suspending"
+    requested = format_time(cluster.now)
+    cluster.now += 5
+    operator.settle()
+    assert cluster.status["suspendRequestedTime"] == requested
     cluster.record_outcome("Suspended")
     cluster.end_ray_job("SUCCEEDED")
     operator.settle()
-    assert cluster.status["phase"] == "Suspended"
+    assert cluster.status["phase"] == "Suspended" and "suspendRequestedTime" not in cluster.status
     cluster.remove_terminating_pods()
     cluster.suspend(False)
     operator.settle()
@@ -45,6 +50,21 @@ def test_attempt_that_does_not_stop_in_time_is_deleted() -> None:
     assert cluster.ray_jobs == {}
     assert cluster.status["phase"] == "Suspended"
     assert cluster.status["attempts"][0]["reason"] == "Interrupted"
+
+
+def test_request_that_is_made_again_gives_the_workers_all_of_their_time() -> None:
+    cluster, operator = running_job()
+    cluster.suspend(True)
+    operator.settle()
+    cluster.now += SUSPEND_SECONDS - 1
+    cluster.suspend(False)
+    operator.settle()
+    assert (cluster.status["phase"], cluster.status.get("suspendRequestedTime")) == ("Running", None)
+    cluster.suspend(True)
+    operator.settle()
+    cluster.now += SUSPEND_SECONDS - 1
+    operator.settle()
+    assert list(cluster.ray_jobs) == ["claims-triage-a1"]
 
 
 def test_suspension_before_the_first_charge_is_immediate_and_not_a_failure() -> None:
