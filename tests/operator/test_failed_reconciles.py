@@ -83,4 +83,5 @@ def test_failure_that_cannot_be_reported_is_raised(
 
 
 def without_stalled(status: dict[str, Any]) -> dict[str, Any]:
-    return {**status, "conditions": [each for each in status["conditions"] if each["type"] != "Stalled"]}
+    others = [each for each in status["conditions"] if each["type"] != "Stalled"]
+    return {name: each for name, each in status.items() if name != "blocker"} | {"conditions": others}

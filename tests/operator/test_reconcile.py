@@ -169,7 +169,7 @@ def test_job_with_256_workers_starts_blocks_and_runs_with_few_requests(
     cluster.reconcile(passes=1, api=CountingClient)
     assert len(CountingClient.requests) < 15
     assert cluster.condition("Stalled")["reason"] == "SecretMissing"
-    assert cluster.status()["workers"] == {"desired": 256, "ready": 128}
+    assert cluster.status()["workers"] == {"desired": 256, "ready": 129}
 
     run_as_admin(cluster, start_all)
     cluster.set_ray_job_status(statuses.running("claims-triage-a1-x"))

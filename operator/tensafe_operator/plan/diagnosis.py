@@ -31,7 +31,7 @@ from tensafe_operator.plan.attempts import is_queued
 from tensafe_operator.plan.blockers import LONGEST, Blocker
 from tensafe_operator.plan.conditions import JobState, blocked_state, stalled_status
 from tensafe_operator.plan.draft import Draft
-from tensafe_operator.plan.failed_pods import find_crash, last_crash
+from tensafe_operator.plan.failed_pods import find_crash, last_change, last_crash
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
 from tensafe_operator.plan.parsing import (
     has_condition,
@@ -236,7 +236,7 @@ def _wait_for_submission(draft: Draft, about: str, status: Object) -> tuple[floa
     everyone = pods_of_open_attempt(draft.observed)
     pods = [pod for pod in everyone if not has_ended(pod)]
     if not pods:
-        since = max([parse_time(status.get("startTime")) or 0.0, *map(_last_change, everyone)])
+        since = max([parse_time(status.get("startTime")) or 0.0, *map(last_change, everyone)])
         return since, Blocker(Reason.KUBERAY_MISSING, about, "KubeRay creates no pods for it")
     heads = (pod for pod in pods if pod["metadata"]["labels"].get(names.RAY_NODE_TYPE) == "head")
     ready = [object_condition(pod, "Ready") for pod in heads if has_condition(pod, "Ready")]
@@ -251,12 +251,6 @@ def _is_submitted(ray_job: Object) -> bool:
     """Whether KubeRay has submitted the job to Ray: from then on it reports Ray's status of the job."""
     status = ray_job.get("status") or {}
     return bool(status.get("jobStatus") or (status.get("rayJobInfo") or {}).get("startTime"))
-
-
-def _last_change(pod: Object) -> float:
-    """When a pod was created, or one of its conditions changed last, such as when it ended."""
-    changes = [each.get("lastTransitionTime") for each in (pod.get("status") or {}).get("conditions") or ()]
-    return max(parse_time(time) or 0.0 for time in (pod["metadata"].get("creationTimestamp"), *changes))
 
 
 def _find_pending(draft: Draft) -> Blocker | None:

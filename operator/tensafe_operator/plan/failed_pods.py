@@ -62,7 +62,8 @@ def remember_failed_pods(attempt: Attempt, observed: Observed) -> Attempt:
     """
     known = {each.cause: each for each in attempt.failed_pods or ()}
     seen: dict[tuple[str, int | None], FailedPod] = {}
-    for failure in map(failure_of, sorted(pods_of_open_attempt(observed), key=_end_of)):
+    pods = sorted(pods_of_open_attempt(observed), key=lambda pod: (last_change(pod), pod["metadata"]["name"]))
+    for failure in map(failure_of, pods):
         if failure is not None:
             seen[failure.cause] = seen.pop(failure.cause, failure)  # the cause that came last at the end
     if seen.keys() <= known.keys():
@@ -96,6 +97,13 @@ def failure_of(pod: Object) -> FailedPod | None:
         return FailedPod(pod=name, reason=reason, message=_bounded(disruption.get("message")) or None)
     ended = killed or [each for each in containers if not _ended_by_deletion(pod, _end(each))]
     return _failed_container(name, ended[0]) if ended else None
+
+
+def last_change(pod: Object) -> float:
+    """Return when a pod was created, or its status changed last, such as when it failed, in seconds since the epoch."""
+    texts = [each.get("lastTransitionTime") for each in (pod.get("status") or {}).get("conditions") or ()]
+    texts += [_end(each).get("finishedAt") for each in _failed_containers(pod)]
+    return max(parse_time(text) or 0.0 for text in (pod["metadata"].get("creationTimestamp"), *texts))
 
 
 def is_failed(pod: Object) -> bool:
@@ -169,10 +177,3 @@ def _failed_container(pod: str, container: Object) -> FailedPod:
 
 def _bounded(text: object) -> str:
     return clean(text or "")[:_LONGEST].strip(" .")
-
-
-def _end_of(pod: Object) -> tuple[float, str]:
-    """When a pod has failed, as far as its status says, and its name."""
-    texts = [each.get("lastTransitionTime") for each in (pod.get("status") or {}).get("conditions") or ()]
-    texts += [_end(each).get("finishedAt") for each in _failed_containers(pod)]
-    return max((parse_time(text) or 0.0 for text in texts), default=0.0), pod["metadata"]["name"]

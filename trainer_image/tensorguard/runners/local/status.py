@@ -49,6 +49,7 @@ def fold_status(
         observed_generation=job.metadata.generation or 0,
         phase=phase.value,
         conditions=conditions_of(phase, ended.reason, ended.message, ended.time),
+        completion_time=format_time(ended.time) if phase.final else None,
         workers=WorkerCount(desired=job.spec.cluster.workers, ready=0),
         attempts=_attempts(records, ended),
         ledger_name=job.metadata.name if ledger else None,
