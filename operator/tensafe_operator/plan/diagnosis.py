@@ -257,7 +257,8 @@ def _find_pending(draft: Draft) -> Blocker | None:
     """The pod that waits for its volumes and its network, or for a scheduler. A large image is pulled after that. A
     gang waits for its pod for which the scheduler finds no node.
     """
-    warnings = {each.name: f": {each.reason}: {each.message}" for each in draft.observed.warnings if each.kind == "Pod"}
+    of_pods = (each for each in draft.observed.warnings if each.kind == "Pod" and each.reason != "FailedScheduling")
+    warnings = {each.name: f": {each.reason}: {each.message}" for each in of_pods}
     gang_waits = _find_unplaced(draft.observed) is not None
     for pod in filter(_is_pending, draft.observed.pods):
         placed, about = object_condition(pod, "PodScheduled"), f"pod {pod['metadata']['name']}"

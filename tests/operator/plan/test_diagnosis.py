@@ -318,7 +318,8 @@ def test_pod_whose_volumes_are_not_ready_is_named_with_its_last_warning() -> Non
     assert (stalled(cluster)[0], operator.wake) == ("False", cluster.now + PENDING_SECONDS)
     cluster.now += PENDING_SECONDS
     held = ClusterWarning("Pod", WORKER, "FailedAttachVolume", "Multi-Attach error for volume: used by pod notebook")
-    operator.reconcile(replace(cluster.observe(), warnings=(held,)))
+    placed_since = ClusterWarning("Pod", WORKER, "FailedScheduling", "0/3 nodes: no GPU")
+    operator.reconcile(replace(cluster.observe(), warnings=(held, placed_since)))
     assert stalled(cluster) == ("True", "ContainerRefused")
     assert cluster.status["blocker"]["object"] == f"pod {WORKER}"
     assert "Multi-Attach error" in cluster.status["blocker"]["message"]
