@@ -67,7 +67,7 @@ from e2e.platform.trainer.rank_harness import MANIFEST, Job, JobKind, make_model
 
 def pairs(count):
     """The first texts of `records`, each with a second one; the relation is the label of the first."""
-    return [{"first": row["text"], "second": "", "relation": row["label"]} for row in records(count)]
+    return [{"first": row["text"], "second": "and so on", "relation": row["label"]} for row in records(count)]
 
 
 if __name__ == "__main__":
