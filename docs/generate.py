@@ -29,8 +29,8 @@ from tensafe_api.resources.job import API_VERSION, KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.profile import PROFILE_KIND
 from tensafe_kubectl.main import command_parser as plugin_parser
+from tensafe_operator.gate import guard_gauge
 from tensafe_operator.job_metrics import JobMetrics
-from tensafe_operator.ledger_guard import guard_gauge
 from tensafe_operator.names import METRICS_PREFIX
 from tensafe_operator.runtime.metrics import OperatorMetrics
 from tensorguard.cli.main import command_parser
