@@ -3,10 +3,8 @@
 PLD is the accountant of a job within limits, and RDP, which is looser, outside (`accountant_choice`). The RDP curves of
 steps add up, so the curve of one step is cached for each (q, σ) and scaled: an ε takes a tenth of a millisecond. For
 PLD the distribution of one step is cached: an ε takes a tenth of a second, and the first one of a (q, σ) up to half a
-second. So half a million figures are kept (`_kept_epsilon`): a status has one ε for each checkpoint, and the operator
-folds the ledgers of all jobs every few minutes. The memory of PLD grows with the privacy loss, and the number of steps
-comes from the pod that writes charges. Beyond bounds that no sensible job reaches, RDP replaces PLD; it is valid as
-well, and rarely below PLD.
+second. The memory of PLD grows with the privacy loss, and the number of steps comes from the pod that writes charges.
+Beyond bounds that no sensible job reaches, RDP replaces PLD; it is valid as well, and rarely below PLD.
 
 `dp_library`, which imports dp-accounting and SciPy, is imported with the first figure that is computed.
 
@@ -17,14 +15,12 @@ well, and rarely below PLD.
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from tensafe_api.long_computations import long_computation
 from tensafe_api.loss_intervals import largest_loss, loss_interval
 from tensafe_api.privacy_events import Mechanism, PrivacyEvent, round_up
 
@@ -66,9 +62,8 @@ PLD_POINTS_LIMIT = 1_000_000
 """Above this number of intervals, PLD is not used for several kinds of steps together. Authors of jobs write earlier
 ones. Of 350 random manifests, σ took at most 10 seconds, and 290 MB with what the caches keep."""
 
-MECHANISMS_KEPT, FIGURES_KEPT = 4096, 2**19
-"""How many mechanisms (q, σ, δ, accountant, earlier steps) keep what is computed once for each, and how many figures
-are kept. A status lists up to 128 checkpoints."""
+FIGURES_KEPT = 4096
+"""How many figures of each kind are kept, so that jobs with equal mechanisms share them."""
 
 _TAIL = 1e-15
 """The probability of the losses that dp-accounting cuts off when it composes steps."""
@@ -77,7 +72,6 @@ EPSILON_DIGITS = 3
 
 
 @functools.cache
-@long_computation
 def load() -> ModuleType:
     """Import dp-accounting. The first figure does, and it takes up to a second."""
     from tensafe_api import dp_library
@@ -107,45 +101,7 @@ def epsilon(
     Returns:
         An upper bound of ε; infinity if the accountant has no finite one.
     """
-    return _kept_epsilon(_Figure((sample_rate, noise_multiplier, delta, accountant, earlier), steps))
-
-
-_SteppedMechanism = tuple[float, float, float, AccountantName, tuple[PrivacyEvent, ...]]
-"""q, σ, δ, accountant and earlier steps, in the order of `epsilon_once`."""
-
-
-class _Figure:
-    """The ε of a mechanism after some steps, as a key. It is small: a kept figure holds no mechanism, whose earlier
-    steps can be many, but its digest, which finds the figure again whatever else was asked for meanwhile.
-    """
-
-    __slots__ = ("_key", "_mechanism")
-
-    def __init__(self, mechanism: _SteppedMechanism, steps: int) -> None:
-        self._key = _digest(*mechanism), steps
-        self._mechanism: _SteppedMechanism | None = mechanism
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Figure) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def compute(self) -> float:
-        """The figure. It can be computed once."""
-        mechanism, self._mechanism = self._mechanism, None
-        assert mechanism is not None
-        return epsilon_once(*mechanism, self._key[1])
-
-
-@functools.lru_cache(maxsize=MECHANISMS_KEPT)
-def _digest(*mechanism: Any) -> bytes:
-    return hashlib.blake2b(repr(mechanism).encode(), digest_size=20).digest()
-
-
-@functools.lru_cache(maxsize=FIGURES_KEPT)
-def _kept_epsilon(figure: _Figure) -> float:
-    return figure.compute()
+    return _kept_epsilon(sample_rate, noise_multiplier, delta, accountant, earlier, steps)
 
 
 def epsilon_once(
@@ -169,12 +125,14 @@ def epsilon_once(
     return _pld_epsilon(sample_rate, noise_multiplier, steps, delta)
 
 
+_kept_epsilon = functools.lru_cache(maxsize=FIGURES_KEPT)(epsilon_once)
+
+
 def epsilon_of_events(events: Sequence[PrivacyEvent], delta: float, accountant: AccountantName = "RDP") -> float:
     """ε at `delta` of all `events`, composed in one accountant. `tensafe` claims it, and a verifier recomputes it."""
     return _kept_composed_epsilon(tuple(events), delta, accountant)
 
 
-@long_computation
 def _composed_epsilon(events: tuple[PrivacyEvent, ...], delta: float, accountant: AccountantName) -> float:
     charged = [event for event in events if event.steps]
     if not charged:
@@ -193,7 +151,7 @@ def _composed_epsilon(events: tuple[PrivacyEvent, ...], delta: float, accountant
     return _pld_at(load().compose([own, *earlier]), steps, delta)
 
 
-_kept_composed_epsilon = functools.lru_cache(maxsize=MECHANISMS_KEPT)(_composed_epsilon)
+_kept_composed_epsilon = functools.lru_cache(maxsize=FIGURES_KEPT)(_composed_epsilon)
 
 
 def pld_interval(events: Sequence[PrivacyEvent]) -> float:
@@ -333,13 +291,11 @@ def _rdp_epsilon(orders: np.ndarray, curve: np.ndarray, delta: float) -> float:
 
 
 @functools.lru_cache(maxsize=2048)
-@long_computation
 def _one_step_curve(sample_rate: float, noise_multiplier: float) -> tuple[np.ndarray, np.ndarray]:
     orders, curve = load().rdp_curve(sample_rate, _accounted_sigma(noise_multiplier))
     return orders, curve
 
 
-@long_computation
 def _pld_epsilon(sample_rate: float, noise_multiplier: float, steps: int, delta: float) -> float:
     interval = loss_interval([(sample_rate, noise_multiplier)])
     return _pld_at(_one_step_pld(sample_rate, noise_multiplier, interval).self_compose(steps), steps, delta)

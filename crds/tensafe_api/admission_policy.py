@@ -30,8 +30,8 @@ KEEP_ANNOTATIONS = {
 POLICY_KIND, BINDING_KIND = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
 POLICY_NAME = "privacyledgers.tensafe.io"
 GUARD_VERSION = 3
-"""Version of all rules that protect ledgers: of these policies, and of the CRD. It rises with each change of a rule, so
-that an operator knows older ones.
+"""Version of what an operator needs in its cluster: these policies, and the CRDs of jobs and ledgers. It rises with
+each change of a rule or a field, so that an operator knows older ones.
 """
 VERSION_ANNOTATION = "tensafe.io/guard-version"
 _JOBS = "tensafetrainingjobs.tensafe.io"
@@ -111,41 +111,13 @@ def _policy(name: str, matched: dict[str, Any], rules: tuple[tuple[str, str], ..
     binding = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": BINDING_KIND,
-        "metadata": {"name": name, "annotations": dict(KEEP_ANNOTATIONS)},
+        "metadata": {"name": name, "annotations": {**KEEP_ANNOTATIONS, VERSION_ANNOTATION: str(GUARD_VERSION)}},
         "spec": {"policyName": name, "validationActions": ["Deny"]},
     }
     return [policy, binding]
 
 
 def guard_version(installed: Mapping[str, Any]) -> int:
-    """The version of the rules of a policy or of the CRD of ledgers, as the API server returns it; 0 without one."""
+    """The version of a policy, a binding or a CRD, as the API server returns it; 0 without one."""
     version = (installed["metadata"].get("annotations") or {}).get(VERSION_ANNOTATION, "")
     return int(version) if version.isdecimal() and len(version) < 10 else 0
-
-
-def is_enforced(policy: Mapping[str, Any], binding: Mapping[str, Any]) -> bool:
-    """Whether a policy and its binding, as the API server returns them, refuse what those of this release refuse.
-
-    A policy of this version must have the same rules. One of a newer version is trusted to have stricter ones. A
-    binding or a selector that leaves objects out counts as a missing policy.
-    """
-    name, found, bound = policy["metadata"]["name"], policy["spec"], binding["spec"]
-    wanted = next((each["spec"] for each in admission_policies() if each["metadata"]["name"] == name), None)
-    version = guard_version(policy)
-    if wanted is None or version < GUARD_VERSION:
-        return False
-    if bound["policyName"] != name or "Deny" not in bound["validationActions"]:
-        return False
-    matched = found["matchConstraints"]
-    narrowed = [
-        *(bound.get(each) for each in ("matchResources", "paramRef")),
-        *(found.get(each) for each in ("matchConditions", "paramKind")),
-        *(matched.get(each) for each in ("namespaceSelector", "objectSelector", "excludeResourceRules")),
-    ]
-    if found.get("failurePolicy") != "Fail" or any(narrowed):
-        return False
-    if version > GUARD_VERSION:
-        return True
-    rules = [{**rule, "scope": "*"} for rule in wanted["matchConstraints"]["resourceRules"]]
-    expressions = [each["expression"] for each in wanted["validations"]]
-    return matched["resourceRules"] == rules and [each["expression"] for each in found["validations"]] == expressions

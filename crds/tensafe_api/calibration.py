@@ -10,7 +10,6 @@ from decimal import Decimal
 
 from tensafe_api import accounting
 from tensafe_api.accounting import AccountantName
-from tensafe_api.long_computations import long_computation
 from tensafe_api.privacy_events import PrivacyEvent, round_up
 from tensafe_api.root_search import first_at_most_zero
 
@@ -50,8 +49,7 @@ def calibrate(
     return _calibrate(target_epsilon, sample_rate, steps, delta, accountant, earlier)
 
 
-@functools.lru_cache(maxsize=accounting.MECHANISMS_KEPT)
-@long_computation
+@functools.lru_cache(maxsize=accounting.FIGURES_KEPT)
 def _calibrate(
     target_epsilon: float,
     sample_rate: float,

@@ -93,6 +93,7 @@ JOBS = ResourceKind(
         Column("Checkpoint", "string", ".status.checkpoints[-1:].uri", "Newest checkpoint", 1),
     ),
     status_default={"observedGeneration": -1},
+    annotations={VERSION_ANNOTATION: str(GUARD_VERSION)},
 )
 LEDGERS = ResourceKind(
     model=PrivacyLedger,

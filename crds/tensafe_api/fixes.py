@@ -6,7 +6,6 @@ A blocker names its fix by the identifier. The operator and the kubectl plugin s
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final
 
 
 class Fix(StrEnum):
@@ -54,18 +53,7 @@ class Fix(StrEnum):
         "raises the chart's value stallSeconds.",
     )
 
-    JOB_TOO_LARGE = (
-        "JobTooLarge",
-        "Edit the job to remove labels, annotations or finalizers, or create a smaller one.",
-    )
-
     @classmethod
     def named(cls, word: object) -> Fix | None:
         """The fix with this identifier; None for one that this version does not know."""
         return next((each for each in cls if each.value == word), None)
-
-
-LEDGER_SHORTENED: Final = (
-    "Delete the job. In the earlierSteps of the next one, count its charged steps, and also its own earlierSteps: they "
-    "are in its manifest, and in the statement of the adapter from which it started."
-)

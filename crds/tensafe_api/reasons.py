@@ -267,8 +267,8 @@ class Reason(StrEnum):
     )
     GUARD_MISSING = (
         "GuardMissing",
-        "The admission policies that protect ledgers, or rules of their CRD, are missing or were changed, so a ledger "
-        "could be falsified; or the operator may not read them.",
+        "An admission policy that protects ledgers, or a CRD, is missing or older than the operator, or the operator "
+        "may not read it. No job is changed meanwhile; running trainings continue.",
         "A cluster administrator applies crds/ again or upgrades the chart; the job then continues without further "
         "action.",
     )

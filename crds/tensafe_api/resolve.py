@@ -202,20 +202,20 @@ def learning_rate(spec: Spec) -> str:
     return spec.training.learning_rate or TASKS[spec.model.task].learning_rate
 
 
-def ledger_spec(job: TenSafeTrainingJob, plan: Plan, uid: str) -> LedgerSpec:
+def ledger_spec(job: TenSafeTrainingJob, claim: Claim, uid: str) -> LedgerSpec:
     """The spec of the ledger of `job`, which has this `uid`."""
     spec = job.spec
     return LedgerSpec(
         job_name=job.metadata.name,
         job_uid=uid,
         lineage=spec.dataset.lineage,
-        mechanism=plan.mechanism,
+        mechanism=claim.mechanism,
         unit_at_least=spec.dataset.unit.at_least,
-        planned_steps=plan.steps,
-        reserve_steps=plan.reserve_steps,
+        planned_steps=claim.steps,
+        reserve_steps=claim.reserve_steps,
         target_epsilon=spec.privacy.target_epsilon,
-        delta=plan.delta,
-        accountant=plan.accountant,
+        delta=claim.delta,
+        accountant=claim.accountant,
         verify=spec.aggregation.verify,
         private_metrics=spec.observability.private_metrics,
         evaluation=spec.evaluation.visibility if spec.evaluation else "Nothing",

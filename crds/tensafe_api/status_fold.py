@@ -8,13 +8,14 @@ them, so that a figure in a status means the same in both places:
 - `conditions_of`: the conditions that follow from the phase alone;
 - `progress_at` and `evaluation_result`: one progress or evaluation entry, as the trainer writes it into the ledger.
 
-Every function is pure: values in, values out, no clock and no input or output. Every ε is computed here from charged
-steps; none is copied from a record.
+Every function is pure: values in, values out, no clock and no input or output. Every ε follows from charged steps, and
+none is copied from a record. `Figures` has them: the local runner computes each one here, and the operator passes those
+that its accountant has computed already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,6 +35,46 @@ from tensafe_api.resources.status import (
 from tensafe_api.statement import STATEMENT_FILE
 from tensafe_api.timestamps import format_time
 
+
+@dataclass(frozen=True)
+class Spent:
+    """What a job has spent. Every ε is an upper bound at the job's δ.
+
+    Attributes:
+        claimed_steps: steps to sign off.
+        epsilon_claimed: ε of these.
+        epsilon_spent: ε of the charged steps.
+    """
+
+    claimed_steps: int
+    epsilon_claimed: float
+    epsilon_spent: float
+
+
+class Figures(Protocol):
+    """Where a fold gets its figures. None: the figure is not known yet, so the status keeps the one that it has."""
+
+    def spent(self, claim: Claim, charged: int) -> Spent | None:
+        """What a job has spent after `charged` steps."""
+        ...
+
+    def epsilon(self, claim: Claim, steps: int) -> float | None:
+        """ε of a checkpoint that was written after `steps` charged steps."""
+        ...
+
+
+class ComputedFigures:
+    """Computes each figure when it is asked for."""
+
+    def spent(self, claim: Claim, charged: int) -> Spent:
+        claimed = claim.claimed_steps(charged)
+        return Spent(claimed, claim.epsilon(claimed), claim.epsilon(charged))
+
+    def epsilon(self, claim: Claim, steps: int) -> float:
+        return claim.epsilon(steps)
+
+
+COMPUTED = ComputedFigures()
 MIN_SPEED = 1e-3
 """Steps per second. A lower speed is not shown: four digits of it would say little."""
 
@@ -114,7 +155,7 @@ class JobRecords:
     chat_template_digest: str | None = None
 
 
-def fold_records(before: Status, claim: Claim, records: JobRecords | None) -> Status:
+def fold_records(before: Status, claim: Claim, records: JobRecords | None, figures: Figures = COMPUTED) -> Status:
     """The status `before`, updated with `records`.
 
     A ledger that is read from a cache may be older than the status. ε never falls for that reason: the larger number of
@@ -124,6 +165,8 @@ def fold_records(before: Status, claim: Claim, records: JobRecords | None) -> St
         before: the status so far; a new `Status` where there is none.
         claim: what the privacy claim rests on.
         records: None where nothing was recorded yet.
+        figures: while one is not known, the privacy figures stay as they are, all together, and a checkpoint that needs
+            it is not listed.
 
     Returns:
         A new status; `before` is not changed.
@@ -132,7 +175,7 @@ def fold_records(before: Status, claim: Claim, records: JobRecords | None) -> St
         privacy = privacy_without_charges(claim)
     else:
         charged, recharged = (records.steps_charged or 0, records.steps_recharged) if records is not None else (0, 0)
-        privacy = privacy_after(before.privacy, claim, charged=charged, recharged=recharged)
+        privacy = privacy_after(before.privacy, claim, charged=charged, recharged=recharged, figures=figures)
         if records is None or charged < (before.privacy.steps_charged or 0):
             progress = before.progress if before.progress.total_steps else Progress(step=0, total_steps=claim.steps)
             return before.model_copy(update={"privacy": privacy, "progress": progress})
@@ -141,32 +184,37 @@ def fold_records(before: Status, claim: Claim, records: JobRecords | None) -> St
             "privacy": privacy,
             "progress": records.progress.model_copy(update={"total_steps": claim.steps}),
             "evaluations": records.evaluations,
-            "checkpoints": tuple(_checkpoint(claim, each) for each in records.checkpoints),
+            "checkpoints": tuple(_checkpoints(before, claim, records.checkpoints, figures)),
             "resolved": before.resolved.model_copy(update=_resolved(records)),
             "final_model": _final_model(records.published) or before.final_model,
         }
     )
 
 
-def privacy_after(before: PrivacyStatus, claim: Claim, *, charged: int, recharged: int) -> PrivacyStatus:
-    """`privacy_status` of the larger numbers of steps, these or those in `before`, so that ε never falls."""
+def privacy_after(
+    before: PrivacyStatus, claim: Claim, *, charged: int, recharged: int, figures: Figures
+) -> PrivacyStatus:
+    """`privacy_status` of the larger numbers of steps, these or those in `before`, so that ε never falls; `before`
+    where its figures are not known yet.
+    """
     charged, recharged = max(before.steps_charged or 0, charged), max(before.steps_recharged or 0, recharged)
-    return privacy_status(claim, charged=charged, recharged=recharged)
+    spent = figures.spent(claim, charged)
+    return before if spent is None else privacy_status(claim, spent, charged=charged, recharged=recharged)
 
 
-def privacy_status(claim: Claim, *, charged: int, recharged: int) -> PrivacyStatus:
+def privacy_status(claim: Claim, spent: Spent, *, charged: int, recharged: int) -> PrivacyStatus:
     """Every privacy figure of a status after `charged` steps, of which `recharged` were charged a second time."""
     mechanism = claim.mechanism
     return PrivacyStatus(
-        epsilon_claimed=accounting.format_epsilon(claim.epsilon_claimed(charged)),
-        epsilon_spent=accounting.format_epsilon(claim.epsilon(charged)),
+        epsilon_claimed=accounting.format_epsilon(spent.epsilon_claimed),
+        epsilon_spent=accounting.format_epsilon(spent.epsilon_spent),
         target_epsilon=accounting.format_epsilon(claim.target_epsilon),
         delta=claim.delta,
         unit=mechanism.unit,
         adjacency=mechanism.adjacency,
         noise_multiplier=mechanism.noise_multiplier,
         sample_rate=mechanism.sample_rate,
-        steps_claimed=claim.claimed_steps(charged),
+        steps_claimed=spent.claimed_steps,
         steps_charged=charged,
         steps_recharged=recharged,
         steps_planned=claim.steps,
@@ -177,7 +225,8 @@ def privacy_status(claim: Claim, *, charged: int, recharged: int) -> PrivacyStat
 def privacy_without_charges(claim: Claim) -> PrivacyStatus:
     """The figures of a job whose ledger is lost. What was spent is not known, so it is absent, never zero."""
     unknown = ("epsilon_claimed", "epsilon_spent", "steps_claimed", "steps_charged", "steps_recharged")
-    return privacy_status(claim, charged=0, recharged=0).model_copy(update=dict.fromkeys(unknown))
+    nothing = privacy_status(claim, COMPUTED.spent(claim, 0), charged=0, recharged=0)
+    return nothing.model_copy(update=dict.fromkeys(unknown))
 
 
 def progress_at(step: int, total_steps: int, time: float, steps_per_second: float | None = None) -> Progress:
@@ -245,17 +294,26 @@ def _resolved(records: JobRecords) -> dict[str, str | None]:
     }
 
 
-def _checkpoint(claim: Claim, checkpoint: KeptCheckpoint) -> CheckpointRecord:
-    return CheckpointRecord(
-        uri=checkpoint.uri,
-        step=checkpoint.step,
-        epsilon=accounting.format_epsilon(claim.epsilon(checkpoint.steps_charged)),
-        steps_charged=checkpoint.steps_charged,
-        digest=checkpoint.digest,
-        signed=checkpoint.signer is not None,
-        signer=checkpoint.signer,
-        time=None if checkpoint.time is None else format_time(checkpoint.time),
-    )
+def _checkpoints(
+    before: Status, claim: Claim, kept: Sequence[KeptCheckpoint], figures: Figures
+) -> Iterator[CheckpointRecord]:
+    """The checkpoints with their ε, which is computed when a checkpoint is first listed, and never again."""
+    listed = {(each.uri, each.steps_charged): each.epsilon for each in before.checkpoints}
+    for each in kept:
+        text = listed.get((each.uri, each.steps_charged))
+        if text is None and (found := figures.epsilon(claim, each.steps_charged)) is not None:
+            text = accounting.format_epsilon(found)
+        if text is not None:
+            yield CheckpointRecord(
+                uri=each.uri,
+                step=each.step,
+                epsilon=text,
+                steps_charged=each.steps_charged,
+                digest=each.digest,
+                signed=each.signer is not None,
+                signer=each.signer,
+                time=None if each.time is None else format_time(each.time),
+            )
 
 
 def _final_model(published: Sequence[RecordedCheckpoint]) -> FinalModel | None:

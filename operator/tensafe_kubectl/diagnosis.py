@@ -32,10 +32,6 @@ _FIX_OF_NOT_SEEN = (
     "get pods`, `kubectl -n tensafe-system logs -l app.kubernetes.io/name=tensafe-operator --tail=-1 --prefix`, and "
     "the chart's value `namespaces`."
 )
-_REPORTED = (
-    "This was reported at {}. If the CRDs of the release were applied since, the job continues, and this is shown "
-    "until its status changes."
-)
 _FIX_OF_QUEUED = (
     "Wait, or free room in the queue that spec.cluster.queueName names: `kubectl get localqueues,clusterqueues` shows "
     "how full the queues are."
@@ -173,11 +169,8 @@ def _refused_status(seen: Seen) -> Diagnosis | None:
     newest = max(refusals, key=_stored_at, default=None)
     if newest is None or _stored_at(newest) < written:  # whole seconds, so both may be of the same one
         return None
-    reason = Reason.GUARD_MISSING if newest.get("reason") == Reason.GUARD_MISSING.value else Reason.FORBIDDEN
     older = " What the status shows, ε too, may be older than the ledger." if written else ""
-    # No event says that the CRDs are back, and a job to which nothing happens gets no new status.
-    until = f" {_REPORTED.format(_stored_at(newest))}" if reason is Reason.GUARD_MISSING else ""
-    return Diagnosis(reason.value, f"{cut(str(newest.get('message')))}{older}{until}", "")
+    return Diagnosis(Reason.FORBIDDEN.value, f"{cut(str(newest.get('message')))}{older}", "")
 
 
 def _stored_at(event: Object) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 from tensafe_api.accounting import format_epsilon
 from tensafe_api.resolve import Claim
 from tensafe_api.resources.ledger import LedgerStatus, PrivacyLedgerSpec, PublishedCheckpointRecord
-from tensafe_api.spec_digest import LOST_FIELDS, has_lost_fields
 from tensafe_kubectl.api import Object
 from tensafe_kubectl.errors import CommandError
 
@@ -70,11 +69,9 @@ def figures_of(ledger: Object) -> Figures:
     """The figures of a PrivacyLedger.
 
     Raises:
-        CommandError: this version cannot read it, or it has lost fields.
+        CommandError: this version cannot read it.
     """
     name = ledger["metadata"]["name"]
-    if has_lost_fields(ledger):
-        raise CommandError(f"the ledger {name} {LOST_FIELDS}")
     try:
         spec = PrivacyLedgerSpec.model_validate(ledger["spec"], by_alias=True, by_name=False)
         found = ledger.get("status")

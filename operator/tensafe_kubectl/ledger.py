@@ -7,7 +7,6 @@ status. Both are computed by the same code, but at different times and in differ
 from __future__ import annotations
 
 import argparse
-from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from tensafe_kubectl.api import Api, Object
@@ -39,10 +38,11 @@ examples:
   kubectl tensafe ledger triage -n clinic -o json | jq .epsilonSpent
 
 A note names the ledgers of other jobs that had the name. Every ε is computed here from the charged steps. Beside it is
-the one of the job's status, which the operator wrote; it can be some seconds behind while the job trains.
+the one of the job's status, which the operator wrote. While the job trains, that can be some seconds behind, and it
+rounds the charged steps up to the next 64th of the plan.
 
-Exit codes: 0 shown; 1 there is no ledger, the job's status has a larger ε, or after the job's end another one, or the
-cluster refuses or does not answer; 2 invalid arguments.
+Exit codes: 0 shown; 1 there is no ledger, the status of an ended job has another ε, or the cluster refuses or does not
+answer; 2 invalid arguments.
 """
 
 
@@ -119,22 +119,14 @@ def _list(api: Api, namespace: str | None, output: str) -> int:
 
 
 def _difference(figures: Figures, job: Object | None) -> str:
-    """What to say where the job's status has another ε than its ledger gives; empty where it may, or where both agree.
-
-    The status of a job that trains may be behind, so its ε may be smaller. A larger one is an error at any time.
+    """What to say where the status of an ended job has another ε than its ledger gives; empty where both agree, and
+    while the job trains: its status may be behind, and rounds the number of charged steps up.
     """
     stored = part(job, "status.privacy.epsilonSpent")
-    if job is None or stored is None or stored == figures.epsilon_spent:
+    if job is None or not is_final(job) or stored in (None, figures.epsilon_spent):
         return ""
     both = f"the status of the job says ε spent {stored}, and the charges of its ledger give {figures.epsilon_spent}"
-    if Decimal(stored) > Decimal(figures.epsilon_spent):
-        return (
-            f"{both}: count {stored}. A ledger loses fields where the installed CRDs are of an earlier release: "
-            "kubectl tensafe explain says so"
-        )
-    if is_final(job):
-        return f"{both}: the ledger counts. Report this to the maintainers if the operator runs"
-    return ""
+    return f"{both}: the ledger counts. Report this to the maintainers if the operator runs"
 
 
 def _show(figures: Figures, job: Object | None) -> None:

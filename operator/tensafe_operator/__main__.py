@@ -14,43 +14,29 @@ import logging
 import signal
 import socket
 import sys
-import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from aiohttp import web
 
 from tensafe_operator import names
-from tensafe_operator.job_metrics import JobMetrics
+from tensafe_operator.gate import Gate
 from tensafe_operator.kinds import KINDS
-from tensafe_operator.ledger_guard import LedgerGuard
-from tensafe_operator.observe import observe_cached, parse_warning
-from tensafe_operator.plan.observed import ClusterWarning
-from tensafe_operator.reconcile import Reconciler
+from tensafe_operator.leading import RECONCILING, WATCHING, Leader
 from tensafe_operator.runtime.api_client import ApiClient
-from tensafe_operator.runtime.api_errors import FORBIDDEN, ApiError, ApiUnavailable
 from tensafe_operator.runtime.authorization import Authorizer
-from tensafe_operator.runtime.cache import Cache
 from tensafe_operator.runtime.connection import KUBECONFIG, connect, safe_description
 from tensafe_operator.runtime.errors import ConfigurationError
 from tensafe_operator.runtime.health import Health
 from tensafe_operator.runtime.json_logs import JsonFormatter
 from tensafe_operator.runtime.leader_election import LeaderElection
 from tensafe_operator.runtime.metrics import OperatorMetrics
-from tensafe_operator.runtime.namespaces import report_namespaces, served_namespaces, wait_for_other_namespaces
-from tensafe_operator.runtime.objects import Key
-from tensafe_operator.runtime.resync import resync
 from tensafe_operator.runtime.serving_certificate import ServingCertificate
 from tensafe_operator.runtime.shutdown import Shutdown, TaskSupervisor
-from tensafe_operator.runtime.watch import available_kinds, handlers, wait_for_new_kinds, watch
-from tensafe_operator.runtime.work_queue import TakesLong, WorkQueue
 from tensafe_operator.settings import Settings, describe_variables, variable
 
-RESYNC_SECONDS = 300.0
-RETRY_SECONDS = 1.0
 RESTART = -1
-WATCHING, RECONCILING = "watching", "reconciling"
 _COMMAND = "python -m tensafe_operator"
 
 log = logging.getLogger("tensafe_operator")
@@ -68,10 +54,10 @@ async def operate(settings: Settings, shutdown: Shutdown) -> int:
     election_api = ApiClient(connection, resources, manager, metrics.count_request)
     identity = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     election = LeaderElection(election_api, settings.own_namespace, settings.lease, identity, settings.lease_durations)
-    clock = ServerClock()
     api = ApiClient(connection, resources, manager, metrics.count_request, lambda: election.leading)
     review_api = ApiClient(connection, resources, manager, metrics.count_request)  # also without the Lease
-    health = Health(metrics, election)
+    gate = Gate(api, metrics.registry)
+    health = Health(metrics, election, lambda: gate.problem)
 
     def handle_signals() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -95,7 +81,9 @@ async def operate(settings: Settings, shutdown: Shutdown) -> int:
         changes: list[asyncio.Task[None]] = []
         if await tasks.complete("acquiring the lease", election.acquire()):
             metrics.leading.set(1)
-            changes = await _lead(tasks, api, settings, election, metrics, health, handle_signals)
+            tasks.start("keeping the lease", election.keep())
+            leader = Leader(api, settings, metrics, gate, lambda: election.leading)
+            changes = await leader.start(tasks, health.heard, handle_signals)
             await tasks.wait_for_first()
         shutdown.start_deadline()
         _silence_kopf()
@@ -103,7 +91,9 @@ async def operate(settings: Settings, shutdown: Shutdown) -> int:
         ended = [each for each in changes if each.done() and not each.cancelled()]
         restart = not stop.is_set() and any(not each.exception() for each in ended)
         if restart:
-            log.info("the cluster has new kinds of objects, other namespaces or newer CRDs: reading everything again")
+            log.info(
+                "the cluster has new kinds, other namespaces, or policies and CRDs again: reading everything again"
+            )
         configuration_error = _log_errors(tasks)
         await tasks.cancel_all()
         await election.give_up()
@@ -115,97 +105,6 @@ async def operate(settings: Settings, shutdown: Shutdown) -> int:
             await runner.cleanup()
         for each in (api, election_api, review_api):
             await each.close()
-
-
-async def _lead(
-    tasks: TaskSupervisor,
-    api: ApiClient,
-    settings: Settings,
-    election: LeaderElection,
-    metrics: OperatorMetrics,
-    health: Health,
-    handle_signals: Callable[[], None],
-) -> list[asyncio.Task[None]]:
-    """Start to watch and reconcile.
-
-    Returns:
-        The tasks that end when everything has to be read again: the cluster has new kinds, other namespaces can be
-        served, or the CRDs were older for a time. None of them if a task has ended before everything was started.
-    """
-    cache, ready = Cache[ClusterWarning](KINDS), asyncio.Event()
-    job_metrics = JobMetrics(metrics.registry, per_job=settings.metrics_per_job)
-    queue = WorkQueue(lambda key: names.log_fields(*key))
-    metrics.queue_depth.set_function(lambda: queue.depth)
-    guard = LedgerGuard(api, metrics.registry)
-    reconciler = Reconciler(api, settings, time.time, cache.learn, guarded=guard.is_present)
-
-    async def handle(key: Key, patient: bool) -> float | None:
-        if not election.leading:
-            return time.time() + 1.0
-        observed = observe_cached(cache, key)
-        if observed is None:
-            job_metrics.remove(key)
-            queue.forget(key)
-            return None
-        try:
-            with metrics.duration.time():
-                return await reconciler.reconcile(*key, observed, patient=patient)
-        except TakesLong:
-            raise
-        except Exception:
-            metrics.errors.inc()
-            raise
-        finally:
-            if (job := cache.parent(key)) is not None:
-                job_metrics.update(key, job)
-
-    async def compute(key: Key) -> bool:
-        observed = observe_cached(cache, key)
-        return observed is not None and await reconciler.compute(observed)
-
-    async def resync_periodically() -> None:
-        before: list[Key] = []
-        while True:
-            for key in {*before, *cache.known_keys()}:  # also the jobs that the resync has dropped
-                queue.touch(key)
-            await asyncio.sleep(RESYNC_SECONDS)
-            before = cache.known_keys()
-            try:
-                await resync(api, cache, KINDS, served)
-                await guard.check()
-            except (ApiUnavailable, ApiError) as error:
-                log.warning("the resync failed, the next one is in %.0f s: %s", RESYNC_SECONDS, error)
-
-    async def watch_while_served() -> None:
-        try:
-            await watch(registry, KINDS, served, ready)
-        except Exception:  # a stream of a deleted namespace is forbidden
-            if await served_namespaces(api, KINDS, settings.namespaces) == served:
-                raise
-            await asyncio.Event().wait()  # the task that waits for other namespaces ends all tasks
-
-    tasks.start("keeping the lease", election.keep())
-    known = await tasks.complete("discovering kinds", available_kinds(api, KINDS))  # before kopf does
-    listed = await tasks.complete("listing", _first_list(api, cache, guard, settings)) if known else None
-    if known is None or listed is None:
-        return []
-    served = listed.result()
-    report_namespaces(metrics, settings.namespaces, served)
-    tasks.start(RECONCILING, queue.run(handle, compute))
-    tasks.start("resyncing", resync_periodically())
-    registry = handlers(KINDS, cache, queue.touch, parse_warning, health.heard)
-    tasks.start(WATCHING, watch_while_served())
-    if not await tasks.complete("starting kopf", ready.wait()):
-        return []
-    handle_signals()  # kopf has replaced the signal handlers
-    changes = [
-        tasks.start("waiting for new kinds", wait_for_new_kinds(api, KINDS, known.result())),
-        tasks.start("waiting for CRDs that keep every field", guard.wait_until_crds_are_back()),
-    ]
-    if settings.namespaces:
-        others = wait_for_other_namespaces(api, KINDS, settings.namespaces, served)
-        changes.append(tasks.start("waiting for other namespaces", others))
-    return changes
 
 
 def _log_errors(tasks: TaskSupervisor) -> ConfigurationError | None:
@@ -250,34 +149,6 @@ async def _serve(
         fix = "set it to a free port, or to 0 to serve neither health nor metrics"
         found = safe_description(error)
         raise ConfigurationError(f"{variable('port')} is {port}, which cannot be opened ({found}): {fix}.") from error
-
-
-async def _first_list(
-    api: ApiClient, cache: Cache[ClusterWarning], guard: LedgerGuard, settings: Settings
-) -> frozenset[str]:
-    """Return the namespaces to watch (empty: all) when all their objects are in the cache, and the guard was checked.
-
-    While the API server prepares a new kind, lists are retried.
-
-    Raises:
-        ConfigurationError: if the operator lacks the right to list in all namespaces, or in each of its list.
-    """
-    while True:
-        try:
-            served = await served_namespaces(api, KINDS, settings.namespaces)
-            await guard.check()  # before the list too: older CRDs may be replaced while it is read
-            await resync(api, cache, KINDS, served)
-            await guard.check()
-            return served
-        except (ApiUnavailable, ApiError) as error:
-            if isinstance(error, ApiError) and error.status == FORBIDDEN:
-                found = f"is {','.join(settings.namespaces)}" if settings.namespaces else "is not set (all namespaces)"
-                fix = "set it to the namespaces in the chart's value `namespaces`, which grants the rights"
-                name = variable("namespaces")
-                refusal = f"{name} {found}, but the operator may not list all objects there ({error}): {fix}."
-                raise ConfigurationError(refusal) from error
-            log.warning("the first list of all objects failed, retrying: %s", error)
-            await asyncio.sleep(RETRY_SECONDS)
 
 
 def _parser() -> argparse.ArgumentParser:

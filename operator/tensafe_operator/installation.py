@@ -1,8 +1,8 @@
 """`python -m tensafe_operator.installation`: what `helm test` runs in a pod of the operator's image.
 
-It checks, in this order: the CRDs are served, the admission policies that protect ledgers are in force, the CRDs are
-those of this release or newer, the operator answers that it is healthy, and the API server would accept a job. It
-creates nothing: the job is a dry run. Each check prints one line. The first line that starts with FAILED names what is
+It checks, in this order: the CRDs are served, the CRDs and the admission policies that protect ledgers are those of
+this release or newer, the operator answers that it is healthy, and the API server would accept a job. It creates
+nothing: the job is a dry run. Each check prints one line. The first line that starts with FAILED names what is
 wrong and the fix, and the exit code is then 1.
 """
 
@@ -23,8 +23,8 @@ from tensafe_api.resources.job import KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.profile import PROFILE_KIND
 from tensafe_operator import names
+from tensafe_operator.gate import installation_problem
 from tensafe_operator.kinds import KINDS
-from tensafe_operator.ledger_guard import missing_policies, why_crds_differ
 from tensafe_operator.runtime.api_client import ApiClient
 from tensafe_operator.runtime.api_errors import ApiError, ApiUnavailable
 from tensafe_operator.runtime.connection import connect
@@ -70,26 +70,14 @@ async def check(
         yield Result(known, f"the CRD of {kind} is served" if known else f"the CRD of {kind} is not served: {fix}")
     if not await api.knows("RayJob"):
         yield Result(True, "warning: KubeRay's RayJob is not served, so jobs wait (KubeRayMissing): install KubeRay")
-    missing = await missing_policies(api)
-    fix = "apply the file with 'guard' in its name in crds/, or upgrade the chart. Until then no job is started"
+    problem = await installation_problem(api)
+    fix = "apply crds/ of this release, or upgrade the chart. Until then no job is changed"
     yield Result(
-        not missing,
-        f"the admission policies {', '.join(missing)} are missing, without a binding, or changed: {fix}"
-        if missing
-        else "the admission policies that protect ledgers are in force",
+        not problem, f"{problem}: {fix}" if problem else "the CRDs and the policies that protect ledgers are in force"
     )
-    if served:
-        yield await _check_crds(api)
     yield await _check_health(health, wait)
     if served:
         yield await _check_job(api, job, limits)
-
-
-async def _check_crds(api: ApiClient) -> Result:
-    """Ask whether the CRDs keep every field, and refuse what those of this release refuse."""
-    why = "; ".join(filter(None, await why_crds_differ(api)))
-    fix = "apply crds/ of this release, or upgrade the chart. Until then no job is started"
-    return Result(not why, f"{why}: {fix}" if why else "the CRDs have every field, and the rules that protect ledgers")
 
 
 async def _check_health(url: str, wait: float) -> Result:

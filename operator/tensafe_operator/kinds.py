@@ -1,7 +1,7 @@
 """The kinds of objects that the operator works with, as the generic runtime needs them.
 
 The parent is the TenSafeTrainingJob. Its children that are watched are the PrivacyLedger, the RayJobs and their pods,
-and the NetworkPolicy and RoleBinding, which are corrected while the job runs. Profiles and admission policies are
+and the NetworkPolicy, which is corrected while the job runs. Profiles and admission policies are
 read when they are needed, and so are the CRDs. The other kinds are only created.
 """
 
@@ -15,19 +15,20 @@ from tensafe_api.crd import DEFINITION_KIND
 from tensafe_api.resources.job import GROUP, KIND, VERSION
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LEDGER_KIND
 from tensafe_api.resources.profile import PROFILE_KIND
-from tensafe_api.spec_digest import SPEC_DIGEST_ANNOTATION
 from tensafe_operator import names
 from tensafe_operator.runtime.objects import Kinds, Manifest, Resource
 
-CORRECTED_KINDS = ("NetworkPolicy", "RoleBinding")
+CORRECTED_KINDS = ("NetworkPolicy",)
 """The kinds of the objects that are brought back to their manifest while an attempt runs."""
+SHARED_KINDS = ("ServiceAccount", "RoleBinding")
+"""The kinds of the objects that the jobs of a namespace share. They are applied before each attempt."""
 _ADMISSION = ("admissionregistration.k8s.io", "v1")
 _DROPPED_METADATA = ("managedFields", "selfLink", "finalizers", "annotations")
 _LABELS = frozenset(
     {names.JOB, names.JOB_UID, names.ATTEMPT, names.MANAGED_BY, names.RAY_CLUSTER_LABEL, names.RAY_NODE_TYPE}
 )
 """The labels that decisions depend on. An object may have a megabyte of others."""
-_KEPT_FIELDS = ("apiVersion", "kind", "spec", "status", "roleRef", "subjects")
+_KEPT_FIELDS = ("apiVersion", "kind", "spec", "status")
 _KEPT = {"Pod": 1024}
 """How many objects of a job decisions depend on. A job has at most 256 workers. Any user may create more pods with its
 label, and each decision looks at all of them. Names bound the number of the other objects (`names.job_uid_of`).
@@ -47,9 +48,6 @@ def trim(kind: str, body: Mapping[str, Any]) -> Manifest:
             annotations = body["metadata"].get("annotations") or {}
             if kept := {name: annotations[name] for name in _JOB_ANNOTATIONS if name in annotations}:
                 metadata["annotations"] = kept
-        case "PrivacyLedger":
-            if digest := (body["metadata"].get("annotations") or {}).get(SPEC_DIGEST_ANNOTATION):
-                metadata["annotations"] = {SPEC_DIGEST_ANNOTATION: digest}
         case "RayJob":
             if secret := (body["metadata"].get("annotations") or {}).get(names.TLS_SECRET):
                 metadata["annotations"] = {names.TLS_SECRET: secret}

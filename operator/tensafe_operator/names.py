@@ -25,7 +25,9 @@ OPERATOR = "tensafe-operator"
 """Field manager, source of Events, and value of the label managed-by."""
 METRICS_PREFIX = "tensafe"
 TRAINER_ROLE = "tensafe-trainer"
-"""ClusterRole that the chart installs: the rights of a trainer's service account on its own ledger and job."""
+"""ClusterRole that the chart installs: the rights of a trainer's service account on ledgers and jobs."""
+TRAINER_ACCOUNT = "tensafe-trainer"
+"""Service account that the jobs of a namespace share, unless they name another one."""
 
 RAY_CLUSTER_LABEL = "ray.io/cluster"
 RAY_NODE_TYPE = "ray.io/node-type"
@@ -68,9 +70,9 @@ def authority_name(tls_secret: str) -> str:
     return f"{tls_secret}-ca"
 
 
-def role_binding_name(job: str) -> str:
-    """Name of the RoleBinding with the rights of a job's workers."""
-    return f"{job}-trainer"
+def role_binding_name(account: str) -> str:
+    """Name of the RoleBinding with the rights of a service account of workers."""
+    return TRAINER_ROLE if account == TRAINER_ACCOUNT else f"{TRAINER_ROLE}-{account}"
 
 
 def attempt_of(body: Mapping[str, Any]) -> int | None:
@@ -90,7 +92,7 @@ def job_uid_of(kind: str, body: Mapping[str, Any]) -> str:
     match kind:
         case "TenSafeTrainingJob":
             return str(body["metadata"]["uid"])
-        case "RayJob" | "NetworkPolicy" | "RoleBinding":
+        case "RayJob" | "NetworkPolicy":
             owners = body["metadata"].get("ownerReferences") or ()
             found = (each for each in owners if each.get("controller") and each.get("kind") == KIND)
             owner = next(found, None)
@@ -102,12 +104,7 @@ def job_uid_of(kind: str, body: Mapping[str, Any]) -> str:
 
 def _is_name_of(kind: str, job: str, name: str) -> bool:
     """Whether the operator gives this name to an object of a job. It bounds the number of objects that are kept."""
-    match kind:
-        case "NetworkPolicy":
-            return name == job
-        case "RoleBinding":
-            return name == role_binding_name(job)
-    return attempt_named(job, name) > 0
+    return name == job if kind == "NetworkPolicy" else attempt_named(job, name) > 0
 
 
 def labels(job: str, uid: str, attempt: int | None = None) -> dict[str, str]:

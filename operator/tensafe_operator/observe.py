@@ -52,7 +52,7 @@ async def observe(api: ApiClient, namespace: str, name: str, known: Observed | N
     otherwise keep it from starting and ending.
 
     Args:
-        known: the job as it was read before, and its corrected objects, which are not read again.
+        known: the job as it was read before, with its figures and its corrected objects, which are not read again.
 
     Raises:
         ApiUnavailable: if the job changes during each of several tries, or the API server does not answer.
@@ -67,7 +67,7 @@ async def observe(api: ApiClient, namespace: str, name: str, known: Observed | N
         children = await _observe_children(api, namespace, name, job)
         before, job = job, await api.get(KIND, namespace, name)
         if job is not None and _is_same(before, job):
-            return replace(children, job=job, corrected=corrected)
+            return replace(children, job=job, corrected=corrected, figures=known.figures if known else {})
     raise ApiUnavailable(f"{namespace}/{name} has changed {_TRIES} times while it was read")
 
 

@@ -14,7 +14,6 @@ from opacus.accountants import RDPAccountant as OpacusRDPAccountant
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from tensafe_api import accounting
 from tensafe_api.accounting import (
     MIN_PLD_DELTA,
     AccountantName,
@@ -268,20 +267,3 @@ def test_epsilon_is_shown_rounded_up() -> None:
     assert format_epsilon(0.0) == "0"
     assert format_epsilon(math.inf) == "inf"
     assert format_epsilon(1e30) == "1000000000000000019884624838656"
-
-
-def test_kept_figures_of_two_mechanisms_are_never_confused() -> None:
-    """Each part of a mechanism is in its digest, and each part of its earlier steps."""
-    earlier = PrivacyEvent(sample_rate="0.01", noise_multiplier="1.25", steps=3)
-    changes = {"sample_rate": "0.02", "noise_multiplier": "1.5", "steps": 4}
-    mechanisms: list[tuple[object, ...]] = [
-        (0.01, 1.5, 1e-5, "RDP", ()),
-        (0.011, 1.5, 1e-5, "RDP", ()),
-        (0.01, math.nextafter(1.5, 2), 1e-5, "RDP", ()),
-        (0.01, 1.5, 2e-5, "RDP", ()),
-        (0.01, 1.5, 1e-5, "PLD", ()),
-        (0.01, 1.5, 1e-5, "RDP", (earlier,)),
-        (0.01, 1.5, 1e-5, "RDP", (earlier, earlier)),
-        *((0.01, 1.5, 1e-5, "RDP", (earlier.model_copy(update={name: new}),)) for name, new in changes.items()),
-    ]
-    assert len({accounting._digest(*each) for each in mechanisms}) == len(mechanisms)

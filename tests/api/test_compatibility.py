@@ -72,10 +72,10 @@ def as_the_api_server_returns_it(manifest: dict[str, Any]) -> dict[str, Any]:
 
 def job_file(manifest: dict[str, Any]) -> dict[str, Any]:
     """What the workers of a job get to read."""
-    admitted = admit(as_the_api_server_returns_it(manifest))
+    admitted = admit(as_the_api_server_returns_it(manifest), None, lambda figure: figure.compute())
     assert isinstance(admitted, Admitted), admitted
     others = {"keySecretName": "key", "keyDigest": "0", "serviceAccountName": "trainer"}
-    opened = ledger_spec(admitted.job, admitted.plan, "1-2")
+    opened = ledger_spec(admitted.job, admitted.claim, "1-2")
     spec = parse_ledger_spec({"spec": {**opened.model_dump(by_alias=True, mode="json"), **others}})
     assert spec is not None
     made = configuration.config_map(with_ledger_values(admitted, spec).job, 1, "ledger", "uid", "digest")

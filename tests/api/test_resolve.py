@@ -14,7 +14,7 @@ from tensafe_api.problems import ManifestError
 from tensafe_api.resolve import Claim, ledger_spec, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION
-from tensafe_api.status_fold import privacy_status
+from tensafe_api.status_fold import COMPUTED, privacy_status
 from tensafe_api.tasks import TASKS
 
 Job = Callable[..., TenSafeTrainingJob]
@@ -193,7 +193,7 @@ def test_job_whose_units_were_counted_claims_zero_out_adjacency(job: Job) -> Non
     assert plan.mechanism.adjacency == "ZeroOut"
     assert resolve_job(completed)[1].mechanism == plan.mechanism, "the completed manifest makes the same claim"
     assert ledger_spec(completed, plan, "uid").mechanism.adjacency == "ZeroOut"
-    assert privacy_status(plan, charged=0, recharged=0).adjacency == "ZeroOut"
+    assert privacy_status(plan, COMPUTED.spent(plan, 0), charged=0, recharged=0).adjacency == "ZeroOut"
     bounded = resolve_job(job())[1]
     assert bounded.mechanism.adjacency == "AddOrRemoveOne"
     assert plan == replace(bounded, mechanism=plan.mechanism), "no other figure differs"

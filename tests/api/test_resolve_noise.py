@@ -25,7 +25,7 @@ from tensafe_api.resolve import (
     round_down_delta,
 )
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_api.status_fold import privacy_status
+from tensafe_api.status_fold import COMPUTED
 
 Job = Callable[..., TenSafeTrainingJob]
 
@@ -267,12 +267,10 @@ def test_rdp_replaces_pld_beyond_its_number_of_steps(job: Job) -> None:
     """A pod writes the charges. With 2^31 of them PLD would need a hundred gigabytes."""
     plan = resolve_job(job({"spec.privacy.accountant": "PLD", "spec.privacy.noiseMultiplier": "200"}))[1]
     reach, far = accounting.PLD_STEPS_LIMIT, 2**31 - 1
-    spent = [privacy_status(plan, charged=charged, recharged=0) for charged in (reach, reach + 1, far)]
-    for figure in ("epsilon_spent", "epsilon_claimed"):
-        within, beyond, furthest = (float(getattr(status, figure)) for status in spent)
-        assert within < beyond < furthest, figure
-    rdp = privacy_status(replace(plan, accountant="RDP"), charged=far, recharged=0)
-    assert rdp == spent[-1].model_copy(update={"accountant": "RDP"})
+    within, beyond, furthest = (COMPUTED.spent(plan, charged) for charged in (reach, reach + 1, far))
+    assert within.epsilon_spent < beyond.epsilon_spent < furthest.epsilon_spent
+    assert within.epsilon_claimed < beyond.epsilon_claimed < furthest.epsilon_claimed
+    assert COMPUTED.spent(replace(plan, accountant="RDP"), far) == furthest
 
 
 def test_rdp_replaces_pld_beyond_its_epsilon(job: Job) -> None:

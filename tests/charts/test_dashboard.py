@@ -30,8 +30,8 @@ from tensafe_api.reasons import Phase
 from tensafe_api.tasks import METRICS
 from tensafe_api.timestamps import format_time
 from tensafe_operator import names
+from tensafe_operator.gate import guard_gauge
 from tensafe_operator.job_metrics import JobMetrics
-from tensafe_operator.ledger_guard import guard_gauge
 from tensafe_operator.runtime.health import Health
 from tensafe_operator.runtime.metrics import OperatorMetrics
 from tensafe_operator.runtime.namespaces import report_namespaces

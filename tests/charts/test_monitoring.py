@@ -11,8 +11,8 @@ import yaml
 from e2e.platform.fixtures.chart_values import EVERYTHING, named
 from e2e.platform.helm import CHART, render_chart
 from tensafe_operator import names
+from tensafe_operator.gate import guard_gauge
 from tensafe_operator.job_metrics import JobMetrics
-from tensafe_operator.ledger_guard import guard_gauge
 from tensafe_operator.runtime.metrics import OperatorMetrics
 from tensafe_operator.settings import Settings
 

@@ -279,14 +279,6 @@ def test_status_that_the_operator_cannot_write_is_explained_by_its_event() -> No
         assert diagnose(Seen(job, warnings=[refused(time)]), NOW + 700).reason == reason
 
 
-def test_crds_that_are_older_than_the_operator_are_explained_with_their_own_fix() -> None:
-    message = f"The status of this job cannot be written: the CRDs are older: {Reason.GUARD_MISSING.fix}"
-    event = {**refused(CREATED), "reason": "GuardMissing", "message": message}
-    found = diagnose(Seen(job_with(None), warnings=[event]), NOW)
-    assert found.reason == "GuardMissing" and message in found.what
-    assert f"reported at {CREATED}. If the CRDs of the release were applied since, the job continues" in found.what
-
-
 def test_refused_status_of_a_training_job_is_explained_until_one_is_written() -> None:
     """Its figures are old, and look well."""
     job, (written, later) = (

@@ -17,7 +17,6 @@ from tensafe_api.privacy_events import Mechanism, charged_events
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.ledger import PrivacyLedgerSpec
 from tensafe_api.resources.status import PrivacyStatus
-from tensafe_api.spec_digest import SPEC_DIGEST_ANNOTATION
 from tensafe_api.statement import AggregationStatement, StatementInputs, build_statement, canonical_json, digest
 
 pytestmark = pytest.mark.cluster
@@ -126,24 +125,6 @@ def test_ended_job_with_another_epsilon_in_its_status_is_an_error(team: Team, pl
     charged_job(team, phase=Phase.SUCCEEDED, stored="0.001")
     shown = plugin("ledger", NAME)
     assert shown.code == 1 and "the ledger counts" in shown.err
-
-
-def test_larger_epsilon_in_the_status_counts_also_while_the_job_trains(team: Team, plugin: Plugin) -> None:
-    """A ledger whose CRD is of an earlier release has lost fields, such as the steps of earlier trainings."""
-    charged_job(team, stored="7.9")
-    shown = plugin("ledger", NAME)
-    assert shown.code == 1 and "count 7.9. A ledger loses fields" in " ".join(shown.err.split())
-
-
-@pytest.mark.parametrize("verb", ["ledger", "statement"])
-def test_no_epsilon_is_computed_from_a_ledger_that_has_lost_fields(verb: str, team: Team, plugin: Plugin) -> None:
-    name = charged_job(team, stored="0.001")
-    lost = f"{SPEC_DIGEST_ANNOTATION}=sha256:{'0' * 64}"
-    team.kubectl("annotate", "privacyledger", name, lost)
-    shown = plugin(verb, NAME)
-    assert shown.code == 1 and shown.out == ""
-    said = " ".join(shown.err.split())
-    assert f"the ledger {name} lacks fields of its spec" in said and "also its own earlierSteps" in said
 
 
 def test_ledger_of_a_namesake_is_named_and_found_by_its_own_name(team: Team, plugin: Plugin) -> None:

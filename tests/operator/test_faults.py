@@ -68,7 +68,7 @@ class FailingClient(ApiClient):
 
 def objects_of(cluster: JobHarness) -> dict[str, list[str]]:
     """The names of the job's objects, by kind."""
-    kinds = ("RayJob", "PrivacyLedger", "ConfigMap", "Secret", "NetworkPolicy", "RoleBinding")
+    kinds = ("RayJob", "PrivacyLedger", "ConfigMap", "Secret", "NetworkPolicy")
     text = cluster.plane.kubectl("-n", cluster.namespace, "get", ",".join(kinds), "-o", "json").stdout
     found: dict[str, list[str]] = {kind.lower(): [] for kind in kinds}
     for each in json.loads(text)["items"]:
@@ -93,7 +93,6 @@ def assert_started_once(cluster: JobHarness) -> None:
         "configmap": [job_volume(cluster)],
         "secret": found["secret"],  # also those of killed operators that created no ledger for them
         "networkpolicy": ["claims-triage"],
-        "rolebinding": ["claims-triage-trainer"],
     }
     assert cluster.ledger()["spec"]["keySecretName"] in found["secret"]
     ray_job = cluster.get("rayjob", "claims-triage-a1") or {}
@@ -167,24 +166,6 @@ def test_ray_job_without_its_labels_is_still_the_attempt(cluster: JobHarness) ->
     assert "endTime" in cluster.status()["attempts"][0]
 
 
-def test_ray_job_that_a_user_created_with_our_labels_is_not_an_attempt(cluster: JobHarness) -> None:
-    pod = cluster.start_training()
-    copied = cluster.get("rayjob", "claims-triage-a1")
-    assert copied is not None
-    copied = {**copied, "metadata": {"labels": copied["metadata"]["labels"], "namespace": cluster.namespace}}
-    copied["metadata"]["name"] = "claims-triage-a2"
-    cluster.plane.kubectl("create", "-f", "-", text=json.dumps(copied))
-    cluster.reconcile()
-    assert cluster.status()["phase"] == "Running"
-    cluster.set_ray_job_status({"jobStatus": "FAILED", "jobDeploymentStatus": "Failed"})
-    cluster.reconcile()
-    delete_pod(cluster, pod.name)
-    cluster.now += 60
-    cluster.reconcile()
-    assert cluster.condition("Stalled")["reason"] == "NameTaken"
-    assert "claims-triage-a2" in cluster.condition("Stalled")["message"]
-
-
 def test_job_applied_again_waits_for_the_ray_job_that_a_finalizer_holds(cluster: JobHarness) -> None:
     cluster.apply()
     cluster.reconcile()
@@ -208,18 +189,12 @@ def test_job_applied_again_waits_for_the_ray_job_that_a_finalizer_holds(cluster:
 
 
 OPENED = {"spec": {"egress": [{}], "ingress": [{}]}}
-NO_SUBJECTS = {"subjects": None}
 NO_LABELS = {"metadata": {"labels": None}}
 
 
 @pytest.mark.parametrize("patch", [None, OPENED, NO_LABELS], ids=["deleted", "opened", "without labels"])
 def test_network_policy_is_brought_back_while_the_job_trains(cluster: JobHarness, patch: dict[str, Any] | None) -> None:
     assert_brought_back(cluster, "networkpolicy", "claims-triage", patch)
-
-
-@pytest.mark.parametrize("patch", [None, NO_SUBJECTS, NO_LABELS], ids=["deleted", "emptied", "without labels"])
-def test_role_binding_is_brought_back_while_the_job_trains(cluster: JobHarness, patch: dict[str, Any] | None) -> None:
-    assert_brought_back(cluster, "rolebinding", "claims-triage-trainer", patch)
 
 
 def assert_brought_back(cluster: JobHarness, kind: str, name: str, patch: dict[str, Any] | None) -> None:
@@ -238,17 +213,6 @@ def assert_brought_back(cluster: JobHarness, kind: str, name: str, patch: dict[s
     assert cluster.status() == status
     cluster.reconcile(passes=1)
     assert cluster.get(kind, name) == after, "what is as it should be is not written again"
-
-
-def test_role_binding_of_a_user_is_not_taken_over(cluster: JobHarness) -> None:
-    """A role cannot be changed in a RoleBinding, and an object that the job does not own is never written."""
-    cluster.start_training()
-    where, name = ("-n", cluster.namespace), "claims-triage-trainer"
-    cluster.plane.kubectl(*where, "delete", "rolebinding", name)
-    cluster.plane.kubectl(*where, "create", "rolebinding", name, "--clusterrole=view", "--serviceaccount=clinic:other")
-    before = cluster.get("rolebinding", name)
-    cluster.reconcile(passes=1)
-    assert cluster.get("rolebinding", name) == before
 
 
 @pytest.mark.parametrize("recreated", [False, True], ids=["deleted", "recreated"])

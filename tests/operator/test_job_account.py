@@ -1,4 +1,4 @@
-"""The service account that the operator creates for a job, on a real API server: no user chooses which one it is."""
+"""The service account of workers, on a real API server: jobs share one, unless a job names its own."""
 
 from __future__ import annotations
 
@@ -8,20 +8,12 @@ from typing import Any
 import pytest
 
 from e2e.platform.fixtures.job_harness import JobHarness
+from tensafe_operator import names
 
 pytestmark = pytest.mark.cluster
 
 ROLE = {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/records"}
 """What an administrator writes to an account, to which a cloud then gives the rights of a role."""
-
-
-def create_owned(cluster: JobHarness, kind: str, name: str, **more: Any) -> None:
-    """Create an object of another user, with an owner reference to the job, which the role `edit` lets a user add."""
-    uid = (cluster.get("tsj", cluster.name) or {})["metadata"]["uid"]
-    owner = {"apiVersion": "tensafe.io/v1alpha1", "kind": "TenSafeTrainingJob", "name": cluster.name, "uid": uid}
-    metadata = {"name": name, "annotations": ROLE, "ownerReferences": [owner]}
-    body = {"kind": kind, "metadata": metadata, **more}
-    cluster.plane.kubectl("-n", cluster.namespace, "create", "-f", "-", text=json.dumps(body))
 
 
 def worker_account(cluster: JobHarness) -> str:
@@ -30,26 +22,48 @@ def worker_account(cluster: JobHarness) -> str:
     return str(workers["template"]["spec"]["serviceAccountName"])
 
 
-def test_job_cannot_take_an_account_by_its_own_name(cluster: JobHarness) -> None:
-    """A job `etl` without `serviceAccountName` would otherwise run with the rights of an account `etl`."""
+def bound_accounts(cluster: JobHarness, account: str) -> list[str]:
+    bound = cluster.get("rolebinding", names.role_binding_name(account)) or {}
+    return [each["name"] for each in bound["subjects"]]
+
+
+def test_jobs_share_an_account_which_an_administrator_may_annotate(cluster: JobHarness) -> None:
+    metadata = {"name": names.TRAINER_ACCOUNT, "annotations": ROLE}
+    body = json.dumps({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
+    cluster.plane.kubectl("-n", cluster.namespace, "create", "-f", "-", text=body)
     cluster.apply(spec__cluster__serviceAccountName=None)
-    create_owned(cluster, "ServiceAccount", cluster.name, apiVersion="v1")
     cluster.reconcile()
-    name = worker_account(cluster)
-    assert name != cluster.name
-    assert cluster.ledger()["spec"]["serviceAccountName"] == name
-    made = cluster.get("serviceaccount", name)
-    assert made is not None and not ROLE.keys() & made["metadata"].get("annotations", {}).keys()
-    bound = cluster.get("rolebinding", f"{cluster.name}-trainer") or {}
-    assert [each["name"] for each in bound["subjects"]] == [name]
+    assert worker_account(cluster) == cluster.ledger()["spec"]["serviceAccountName"] == names.TRAINER_ACCOUNT
+    assert bound_accounts(cluster, names.TRAINER_ACCOUNT) == [names.TRAINER_ACCOUNT]
+    shared = cluster.get("serviceaccount", names.TRAINER_ACCOUNT)
+    assert shared is not None and shared["metadata"]["annotations"] == ROLE
+    assert shared["automountServiceAccountToken"] is False
+
+    cluster.plane.kubectl("-n", cluster.namespace, "delete", "tsj", cluster.name)
+    cluster.reconcile()
+    assert cluster.get("serviceaccount", names.TRAINER_ACCOUNT), "it belongs to no job"
+
+
+def test_account_of_a_job_gets_the_rights_and_is_left_as_it_is(cluster: JobHarness) -> None:
+    cluster.apply()
+    cluster.reconcile()
+    assert worker_account(cluster) == "trainer"
+    assert bound_accounts(cluster, "trainer") == ["trainer"]
+    assert cluster.get("serviceaccount", names.TRAINER_ACCOUNT) is None
 
 
 def test_object_that_the_job_owns_without_controlling_it_is_not_taken(cluster: JobHarness) -> None:
     """Any user may add an owner to an object. Only the operator's own objects are controlled by the job."""
     cluster.apply()
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"}
-    group = "rbac.authorization.k8s.io/v1"
-    create_owned(cluster, "RoleBinding", f"{cluster.name}-trainer", apiVersion=group, roleRef=role, subjects=[])
+    uid = (cluster.get("tsj", cluster.name) or {})["metadata"]["uid"]
+    owner = {"apiVersion": "tensafe.io/v1alpha1", "kind": "TenSafeTrainingJob", "name": cluster.name, "uid": uid}
+    policy: dict[str, Any] = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": cluster.name, "ownerReferences": [owner]},
+        "spec": {"podSelector": {}},
+    }
+    cluster.plane.kubectl("-n", cluster.namespace, "create", "-f", "-", text=json.dumps(policy))
     cluster.reconcile()
     assert cluster.get("rayjob", "claims-triage-a1") is None
     assert cluster.condition("Stalled")["reason"] == "NameTaken"

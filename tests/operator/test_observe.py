@@ -71,7 +71,6 @@ def test_children_of_another_uid_are_not_the_jobs() -> None:
     [
         ("RayJob", "claims-triage-a1", "other"),
         ("NetworkPolicy", "claims-triage", "claims-triage-2"),
-        ("RoleBinding", "claims-triage-trainer", "claims-triage"),
     ],
 )
 def test_object_belongs_to_the_job_that_controls_it_and_has_the_name_that_the_operator_gives(

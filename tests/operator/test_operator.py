@@ -213,7 +213,7 @@ def test_pods_of_a_jobs_account_have_the_pull_secrets_of_the_chart(plane: Operat
     plane.wait_until(lambda: plane.started("one"))
     ledger = (plane.get("tsj", "one") or {})["status"]["ledgerName"]
     account = (plane.get("privacyledger", ledger) or {})["spec"]["serviceAccountName"]
-    assert account.startswith("one-")
+    assert account == "tensafe-trainer"
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -260,24 +260,6 @@ def served(metrics: str) -> dict[str, bool]:
     """Which namespaces of its list the operator serves, according to its metrics."""
     found = re.findall(r'tensafe_namespace_served{namespace="(\w+)"} (\S+)', metrics)
     return {name: value == "1.0" for name, value in found}
-
-
-IMPATIENT_GUARD = "import tensafe_operator.ledger_guard as guard; guard.PRESENT_SECONDS = guard.ABSENT_SECONDS = 0.0"
-
-
-def test_no_job_is_begun_without_the_policies_that_protect_ledgers(plane: OperatorHarness) -> None:
-    operator = plane.operator(before=IMPATIENT_GUARD)
-    plane.wait_until(lambda: "tensafe_guard_present 1.0" in operator.metrics())
-    binding = ("validatingadmissionpolicybinding", "privacyledgers.tensafe.io")
-    plane.plane.kubectl("delete", *binding)
-    plane.apply("one")
-    plane.wait_until(lambda: condition(plane.get("tsj", "one"), "Stalled").get("reason") == "GuardMissing")
-    assert "tensafe_guard_present 0.0" in operator.metrics()
-    assert plane.plane.kubectl("-n", "clinic", "get", "pledger,rayjob", "-o", "name").stdout == ""
-    plane.install_our_crds()
-    plane.wait_until(lambda: plane.started("one"))
-    assert condition(plane.get("tsj", "one"), "Stalled")["status"] == "False"
-    assert plane.refused() == []
 
 
 OUTAGE_SECONDS = 60.0
@@ -341,7 +323,8 @@ def test_job_that_cannot_run_is_reported_within_ten_seconds(plane: OperatorHarne
         plane.apply(f"wrong-{number}", changes=changes)
     for number, (_, message) in enumerate(wrong):
         plane.wait_until(
-            lambda number=number: condition(plane.get("tsj", f"wrong-{number}"), "Stalled"), REPORT_SECONDS
+            lambda number=number: condition(plane.get("tsj", f"wrong-{number}"), "Stalled").get("status") == "True",
+            REPORT_SECONDS,
         )
         job = plane.get("tsj", f"wrong-{number}")
         accepted, stalled = condition(job, "Accepted"), condition(job, "Stalled")

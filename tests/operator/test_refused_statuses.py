@@ -1,4 +1,4 @@
-"""A status that the API server does not store is shortened, or reported in an Event of the job."""
+"""A status that the API server does not store is reported in an Event of the job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from e2e.platform.fixtures.job_harness import JobHarness, Refuse
 from e2e.platform.fixtures.polling import wait_until
 from tensafe_api.reasons import Reason
 from tensafe_kubectl.diagnosis import Seen, diagnose
-from tensafe_operator.runtime.api_errors import ApiError, ObjectTooLarge
+from tensafe_operator.runtime.api_errors import ApiError
 
 pytestmark = pytest.mark.cluster
 
@@ -65,67 +65,3 @@ def test_policy_that_refuses_some_statuses_is_no_failure_of_the_operator(
     assert "InternalError" not in json.dumps(job)
     found = diagnose(Seen(job, warnings=warnings_about(cluster)), cluster.now)
     assert found.reason == "Forbidden" and "the platform team owns this object" in found.what
-
-
-def label(cluster: JobHarness, labels: dict[str, str]) -> bool:
-    """Give the job these labels; return whether the API server accepts them."""
-    command = ("patch", "tsj", cluster.name, "--type=merge", "--patch-file=/dev/stdin")
-    text = json.dumps({"metadata": {"labels": labels}})
-    return not cluster.plane.kubectl("-n", cluster.namespace, *command, text=text, check=False).returncode
-
-
-def fill(cluster: JobHarness) -> None:
-    """Give the job labels until there are ten bytes left for its status, or fewer."""
-    labels, step = 0, 2000
-    while step:
-        numbers = range(labels, labels + step)
-        if label(cluster, {f"{number:05d}{'a' * 50}": "b" * 63 for number in numbers}):
-            labels += step
-        else:
-            step //= 4
-    take_what_is_left(cluster, "z")
-
-
-def take_what_is_left(cluster: JobHarness, letter: str) -> None:
-    """Give the job short labels that begin with this letter, until there are ten bytes left, or fewer."""
-    for number, length in enumerate((60, 60, 60, 30, 15, 7, 3, 1, 0)):
-        label(cluster, {f"{letter}{number}": "b" * length})
-
-
-def test_charges_count_in_the_status_of_a_job_that_a_user_has_filled_with_labels(cluster: JobHarness) -> None:
-    pod = cluster.start_training()
-    made = {"uri": "s3://m/5", "step": 5, "attempt": 1, "digest": "d", "statementDigest": "s", "final": False}
-    releases = [{**made, "stepsCharged": 5}]
-    cluster.charge(pod, 5, releases=releases)
-    cluster.reconcile()
-    assert len(cluster.status()["checkpoints"]) == 1
-    fill(cluster)
-    cluster.charge(pod, 1000, releases=releases)
-    cluster.reconcile(passes=2)
-    assert cluster.status()["privacy"]["stepsCharged"] == 1000
-    assert cluster.condition("Stalled")["reason"] == "Forbidden"
-    assert cluster.condition("Stalled")["message"].startswith("The job is too large for the API server")
-    for letter, steps in (("y", 10**4), ("x", 10**6)):
-        take_what_is_left(cluster, letter)
-        cluster.charge(pod, steps, releases=releases)
-        cluster.reconcile(passes=2)
-        assert cluster.status()["privacy"]["stepsCharged"] == steps
-    version = (cluster.get("tsj", cluster.name) or {})["metadata"]["resourceVersion"]
-    cluster.reconcile()
-    assert (cluster.get("tsj", cluster.name) or {})["metadata"]["resourceVersion"] == version
-
-    fewer = (f"{number:05d}{'a' * 50}-" for number in range(50))
-    cluster.plane.kubectl("-n", cluster.namespace, "label", "tsj", cluster.name, *fewer)
-    cluster.reconcile()
-    assert cluster.condition("Stalled")["status"] == "False" and len(cluster.status()["checkpoints"]) == 1
-
-
-def test_status_that_cannot_be_stored_at_all_is_reported_in_an_event(cluster: JobHarness) -> None:
-    cluster.apply()
-    fill(cluster)
-    with pytest.raises(ObjectTooLarge):
-        cluster.reconcile(passes=1)
-    (event,) = warnings_about(cluster)
-    assert event["reason"] == "Forbidden"
-    assert event["message"].startswith("The status of this job cannot be written: The job is too large for the API")
-    assert cluster.get("rayjob", "claims-triage-a1") is None

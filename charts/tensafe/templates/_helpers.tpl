@@ -117,8 +117,11 @@ role. */}}
   resources: [events]
   verbs: [get, list, watch, create]
 - apiGroups: [""]
-  resources: [configmaps, serviceaccounts]
+  resources: [configmaps]
   verbs: [get, create]
+- apiGroups: [""]
+  resources: [serviceaccounts]         # one in a namespace, which its jobs share
+  verbs: [create, patch]
 - apiGroups: [""]
   resources: [secrets]                # the keys of jobs and attempts: created with them, deleted at their end
   verbs: [create, delete]
@@ -131,8 +134,8 @@ role. */}}
   resources: [networkpolicies]         # made with a job, and brought back while it runs
   verbs: [get, list, watch, create, patch]
 - apiGroups: [rbac.authorization.k8s.io]
-  resources: [rolebindings]           # the rights of a job's workers: deleted when it has ended
-  verbs: [get, list, watch, create, patch, delete]
+  resources: [rolebindings]            # the rights of the service accounts of workers
+  verbs: [create, patch]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [clusterroles]
   resourceNames: [tensafe-trainer]

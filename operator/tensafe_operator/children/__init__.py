@@ -1,9 +1,10 @@
 """Builds the Kubernetes objects that the operator creates for a job.
 
-The builders are pure: an admitted job comes in, a manifest goes out. The NetworkPolicy and the RoleBinding are brought
-back while an attempt runs: a user who deletes or edits one would take a job's isolation or rights away. The other
-objects are created once and never changed afterwards, so that changes by others remain (Kueue suspends a RayJob). The
-job owns all of them except the ledger. Garbage collection deletes them with the job, and no finalizer is needed.
+The builders are pure: an admitted job comes in, a manifest goes out. The NetworkPolicy is brought back while an attempt
+runs: a user who deletes or edits it would take the job's isolation away. The jobs of a namespace share the service
+account and the RoleBinding, which are applied before each attempt. The other objects are created once and never changed
+afterwards, so that changes by others remain (Kueue suspends a RayJob). The job owns them except the ledger. Garbage
+collection deletes them with the job, and no finalizer is needed.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ def metadata(job: TenSafeTrainingJob, name: str, attempt: int | None = None) -> 
             }
         ],
     }
+
+
+def shared_metadata(job: TenSafeTrainingJob, name: str) -> Manifest:
+    """Name, namespace and label of an object that the jobs of a namespace share. No job owns it."""
+    return {"name": name, "namespace": job.metadata.namespace, "labels": {names.MANAGED_BY: names.OPERATOR}}
 
 
 def matches(found: Mapping[str, Any], manifest: Manifest) -> bool:

@@ -1,7 +1,8 @@
-"""Builds the service account of a job's workers, its rights, and the key that the workers share.
+"""Builds the service account of workers, its rights, and the key that the workers of a job share.
 
-The service account may read its own ledger and job and write its ledger's status, by the ClusterRole that the chart
-installs. The head pod gets neither a token of this account nor the key.
+The service account may read ledgers and jobs of its namespace and write the status of ledgers that name it, by the
+ClusterRole that the chart installs. The jobs of a namespace share one, unless a job names its own. The head pod gets
+neither a token of this account nor the key.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import secrets
 
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_operator import names
-from tensafe_operator.children import Manifest, metadata
+from tensafe_operator.children import Manifest, metadata, shared_metadata
 from tensafe_operator.settings import Settings
 
 JOB_KEY = "job.key"
@@ -21,45 +22,38 @@ _SEED = secrets.token_bytes(32)
 """Secret of this process. Keys and names are derived from it, so that a retry builds the same Secret."""
 
 
-def new_account_name(job: TenSafeTrainingJob) -> str:
-    """Name of the workers' service account for the ledger of a new job: the one in the job, else one to create.
-
-    The name of one to create cannot be guessed. So no account of an administrator, with rights in a cloud that are
-    bound to its name, can have it, and no user can choose it. The ledger records it, and all attempts use the name in
-    the ledger (decision 0064).
+def account_name(job: TenSafeTrainingJob) -> str:
+    """Name of the workers' service account: the one in the job, else the one that the jobs of a namespace share. The
+    ledger records it, and all attempts use the name in the ledger.
     """
-    uid = job.metadata.uid or ""
-    made = f"{names.ledger_name(job.metadata.name, uid)}-{derived('account', uid).hex()[:8]}"
-    return job.spec.cluster.service_account_name or made
+    return job.spec.cluster.service_account_name or names.TRAINER_ACCOUNT
 
 
-def account(job: TenSafeTrainingJob, name: str, settings: Settings) -> Manifest | None:
-    """The service account created for the job, or None if the job names an existing one, which is left as it is.
+def account(job: TenSafeTrainingJob, settings: Settings) -> Manifest | None:
+    """The service account that the jobs of a namespace share; None if the job names another one, which is left as it
+    is.
 
     Kubernetes copies its pull secrets into the pods of the account that name none: the workers.
-
-    Args:
-        name: the name in the job's ledger.
     """
-    if job.spec.cluster.service_account_name:
+    if account_name(job) != names.TRAINER_ACCOUNT:
         return None
     pull = [{"name": name} for name in settings.pull_secrets]
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
-        "metadata": metadata(job, name),
+        "metadata": shared_metadata(job, names.TRAINER_ACCOUNT),
         "automountServiceAccountToken": False,
         **({"imagePullSecrets": pull} if pull else {}),
     }
 
 
-def role_binding(job: TenSafeTrainingJob, account_name: str) -> Manifest:
-    """Grants the workers' account the rights of the ClusterRole `tensafe-trainer` in this namespace."""
-    subject = {"kind": "ServiceAccount", "name": account_name, "namespace": job.metadata.namespace}
+def role_binding(job: TenSafeTrainingJob, account: str) -> Manifest:
+    """Grants a workers' account the rights of the ClusterRole `tensafe-trainer` in this namespace."""
+    subject = {"kind": "ServiceAccount", "name": account, "namespace": job.metadata.namespace}
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
-        "metadata": metadata(job, names.role_binding_name(job.metadata.name)),
+        "metadata": shared_metadata(job, names.role_binding_name(account)),
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": names.TRAINER_ROLE},
         "subjects": [subject],
     }

@@ -4,23 +4,22 @@ deleted.
 
 from __future__ import annotations
 
-from tensafe_api.resolve import Plan, ledger_spec
+from tensafe_api.resolve import Claim, ledger_spec
 from tensafe_api.resources.job import API_VERSION, TenSafeTrainingJob
 from tensafe_api.resources.ledger import LEDGER_KIND, PrivacyLedgerSpec
-from tensafe_api.spec_digest import SPEC_DIGEST_ANNOTATION, spec_digest
 from tensafe_operator import names
 from tensafe_operator.children import Manifest
-from tensafe_operator.children.access import key_digest, new_account_name
+from tensafe_operator.children.access import account_name, key_digest
 
 
-def ledger(job: TenSafeTrainingJob, plan: Plan, key: Manifest) -> Manifest:
+def ledger(job: TenSafeTrainingJob, claim: Claim, key: Manifest) -> Manifest:
     """The ledger of an admitted job, with a copy of every privacy value. `key` is the Secret with the job's key."""
     uid = job.metadata.uid or ""
-    opened = ledger_spec(job, plan, uid)
+    opened = ledger_spec(job, claim, uid)
     frozen = {name: getattr(opened, name) for name in type(opened).model_fields}
     spec = PrivacyLedgerSpec(
         **frozen,
-        service_account_name=new_account_name(job),
+        service_account_name=account_name(job),
         key_secret_name=key["metadata"]["name"],
         key_digest=key_digest(key),
     )
@@ -31,7 +30,6 @@ def ledger(job: TenSafeTrainingJob, plan: Plan, key: Manifest) -> Manifest:
             "name": names.ledger_name(job.metadata.name, uid),
             "namespace": job.metadata.namespace,
             "labels": names.labels(job.metadata.name, uid),
-            "annotations": {SPEC_DIGEST_ANNOTATION: spec_digest(spec)},
         },
         "spec": spec.model_dump(by_alias=True, mode="json", exclude_none=True),
     }

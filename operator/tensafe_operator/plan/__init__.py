@@ -5,12 +5,13 @@ a comment that names who acts next, or leaves the job to the step after it:
 
     ended? ─► deleted? ─► ledger lost? ─► rejected? ─► no ledger? ─► in conflict? ─► attempt open? ─► next attempt
 
-Each policy has a file, and a test file of the same name. What cannot be undone is marked `irreversible`: `reconcile`
-does it only on the API server's own answer. These invariants hold whatever is observed, in whatever order:
+Each policy has a file, and a test file of the same name. What ends something, and what starts another attempt, is
+marked `irreversible`: `reconcile` does it only on the API server's own answer. These invariants hold whatever is
+observed:
 
 - At most one attempt is open, and none starts while a pod of an earlier one is left.
 - The status records an attempt, and before it the ledger's UID, before the attempt's RayJob is created.
-- A final phase never changes, and ε never falls.
+- A final phase never changes, and no number of charged steps falls.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_api.resources.status import Attempt, Status
 from tensafe_operator.plan import attempts
-from tensafe_operator.plan.admission import Admitted, Rejected, admit
+from tensafe_operator.plan.admission import Admitted, Rejected, admit, report_calibration
 from tensafe_operator.plan.attempts import Assessment, AttemptState
-from tensafe_operator.plan.cleanup import delete_job, delete_job_key, delete_old_ray_jobs, delete_rights
+from tensafe_operator.plan.cleanup import delete_job, delete_job_key, delete_old_ray_jobs
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.deadline import check_deadline, check_start_deadline, with_what_it_waited_for
 from tensafe_operator.plan.deletion import end_training, is_being_deleted
-from tensafe_operator.plan.diagnosis import POLL_SECONDS, diagnose, is_correction_refused, starting_state
+from tensafe_operator.plan.diagnosis import POLL_SECONDS, diagnose, starting_state
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.failed_pods import remember_failed_pods
 from tensafe_operator.plan.ledger import (
@@ -37,13 +38,11 @@ from tensafe_operator.plan.ledger import (
     is_lost,
     keep_counting,
     open_ledger,
-    unreadable_record,
 )
 from tensafe_operator.plan.observed import Decision, Object, Observed
 from tensafe_operator.plan.parsing import (
     are_all_ready,
     has_final_outcome,
-    is_partial,
     is_terminal,
     parse_ledger_spec,
     parse_ledger_status,
@@ -51,7 +50,7 @@ from tensafe_operator.plan.parsing import (
 from tensafe_operator.plan.repeated import report_repeated
 from tensafe_operator.plan.resolved import has_resolved_image, resolve_image, with_digest, with_resolved
 from tensafe_operator.plan.retry import backoff_end, end_attempt, out_of_numbers
-from tensafe_operator.plan.starting import correct_children, start_attempt, with_profile
+from tensafe_operator.plan.starting import answer_due, correct_children, has_predecessors, start_attempt, with_profile
 from tensafe_operator.plan.suspension import SUSPENDED, excuse, suspend_attempt, withdraw_request
 from tensafe_operator.settings import Settings
 
@@ -67,46 +66,49 @@ def decide(observed: Observed, now: float, settings: Settings) -> Decision:
     draft = Draft(observed, now, settings)
     _decide(draft)
     report_repeated(draft)
+    if draft.ends_job:
+        draft.irreversible = True
+        count_charges(draft, exact=True)
+        if not draft.has_all_figures:
+            return draft.wait_for_figures()  # the accountant computes the ε of exactly the charged steps
     return draft.finish()
 
 
 def is_final(status: Status) -> bool:
-    """Return whether the job has ended: from then on things are only deleted: its key, its rights, its RayJobs."""
+    """Return whether the job has ended: from then on things are only deleted: its key, its RayJobs."""
     return Phase(status.phase or Phase.PENDING).final
 
 
 def _decide(draft: Draft) -> None:
     status, found = draft.status, draft.observed.ledger
     if is_final(status):
-        count_charges(draft)
+        count_charges(draft, exact=True)
         delete_old_ray_jobs(draft, final=True)
         delete_job_key(draft)
-        delete_rights(draft)
         delete_job(draft)
         return  # the job has ended
     if is_being_deleted(draft.observed.job):
         count_charges(draft)
         end_training(draft)
         return  # the API server removes the job once it has no finalizer
-    if not draft.observed.guarded:
-        draft.wake_at(draft.now + POLL_SECONDS)
     if is_lost(status.ledger_uid, found):
         fail_for_lost_ledger(draft)
         return  # the author creates a new job
-    admitted = admit(draft.observed.job, parse_ledger_spec(found) if status.ledger_uid is not None else None)
+    opened = parse_ledger_spec(found) if status.ledger_uid is not None else None
+    admitted = admit(draft.observed.job, opened, draft.ask)
+    if admitted is None:
+        report_calibration(draft)
+        return  # the accountant calibrates the noise
     if isinstance(admitted, Rejected):
         keep_counting(draft, admitted)
         return  # the author changes the manifest
     if found is None:
         open_ledger(draft, admitted)
-        return  # the API server returns the new ledger, the author resumes a suspended job, or the policies are back
+        return  # the API server returns the new ledger, or the author resumes a suspended job
     if conflict := find_conflict(admitted, found, status):
         draft.set_state(conflict)
         return  # a user removes the ledger, or the cluster administrator installs the release that created it
     admitted, record = adopt_ledger(draft, admitted, found), parse_ledger_status(found)
-    if is_partial(record):
-        draft.set_state(unreadable_record(draft))
-        return  # the cluster administrator installs the release whose trainer wrote the ledger
     asked, admitted = admitted, with_resolved(admitted, draft.status.resolved)
     delete_old_ray_jobs(draft, final=False)
     last = draft.status.attempts[-1] if draft.status.attempts else None
@@ -122,6 +124,9 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
     if ray_job is None:
         _decide_without_ray_job(draft, admitted, record, attempt)
         return
+    if attempt.start_time is None and (due := answer_due(ray_job)) > draft.now:
+        draft.wake_at(due)
+        return  # KubeRay answers, so that one write of the job's status shows the start and this
     correct_children(draft, admitted)
     attempt = remember_failed_pods(attempts.refresh(attempt, ray_job, record, draft.now), draft.observed)
     draft.record(attempt)
@@ -138,9 +143,6 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
         draft.set_state(diagnose(draft, Phase.STARTING) or JobState(Phase.STARTING, Reason.STARTING))
         return  # KubeRay starts the pods, an autoscaler adds a node, or a user removes the blocker
     phase = _PHASES[assessment.state]
-    if not draft.observed.guarded or is_correction_refused(draft.observed):
-        draft.set_state(starting_state(draft.observed, phase))
-        return  # the attempt continues, and the cluster administrator installs the policies or grants the right
     is_running = assessment.state is AttemptState.RUNNING
     if is_running and not are_all_ready(draft.observed) and (blocked := diagnose(draft, Phase.STARTING)):
         draft.set_state(blocked)
@@ -161,7 +163,6 @@ def _decide_without_ray_job(draft: Draft, admitted: Admitted, record: LedgerStat
             own = admitted.job.spec.cluster
             draft.status.resolved = resolve_image(draft.status.resolved, own, own, draft.settings, record)
             draft.set_state(JobState(Phase.STARTING, Reason.STARTING))
-            draft.irreversible = True
             return  # the next decision, once this status is stored
         start_attempt(draft, admitted, attempt)
         return  # KubeRay creates the RayCluster
@@ -183,22 +184,16 @@ def _decide_next_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
     if job.spec.suspend:
         draft.set_state(SUSPENDED)
         return  # the author resumes the job
-    if not draft.observed.guarded:
-        draft.set_state(starting_state(draft.observed, Phase.STARTING))
-        return  # the cluster administrator installs the policies
     if last is not None and (end := backoff_end(status.attempts, last)) > draft.now:
         draft.set_state(JobState(Phase.STARTING, Reason.RETRYING, last.message or ""))
         draft.wake_at(end)
         return  # the backoff passes
-    if stranger := attempts.find_stranger(job.metadata.name, status.attempts, draft.observed.ray_jobs, record):
-        message = f"RayJob {stranger} was not created by the operator: delete it, and the job continues"
-        draft.set_state(JobState(Phase.STARTING, Reason.NAME_TAKEN, message, stalled=True))
-        return  # a user deletes the RayJob
-    draft.irreversible = True
     attempt = attempts.next_attempt(job.metadata.name, status.attempts, draft.observed.ray_jobs, record)
     if attempt is None:
         draft.set_state(out_of_numbers(last))
         return  # the author creates a new job
+    if has_predecessors(draft, admitted, attempt):
+        return  # the pods terminate, or a user deletes them
     taken = with_profile(draft, admitted)
     if taken is None:
         return  # the cluster administrator corrects the profile, or the author the manifest

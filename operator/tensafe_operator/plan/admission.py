@@ -7,19 +7,23 @@ client sent and the API server dropped without an error.
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tensafe_api.problems import ManifestError, parse_job
-from tensafe_api.reasons import Reason
-from tensafe_api.resolve import Claim, Plan, resolve_job
+from tensafe_api.reasons import Phase, Reason
+from tensafe_api.resolve import Claim, resolve_job
 from tensafe_api.resources.job import API_VERSION, KIND, Spec, TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, PrivacyLedgerSpec
+from tensafe_api.timestamps import parse_time
+from tensafe_operator.plan.conditions import JobState
+from tensafe_operator.plan.draft import Draft
+from tensafe_operator.plan.figures import Ask
 from tensafe_operator.plan.observed import Object
 
+CALIBRATION_SECONDS = 2.0
 _APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 
 
@@ -29,12 +33,12 @@ class Admitted:
 
     Attributes:
         job: the job as its author wrote it, with the values of its ledger once that is opened.
-        plan: its training plan and privacy figures.
+        claim: what its privacy claim rests on.
         opened: the values that its ledger was opened with; None before it is opened.
     """
 
     job: TenSafeTrainingJob
-    plan: Plan
+    claim: Claim
     opened: PrivacyLedgerSpec | None = None
 
 
@@ -46,8 +50,23 @@ class Rejected:
     message: str
 
 
-def admit(job: Object, opened: PrivacyLedgerSpec | None = None) -> Admitted | Rejected:
-    """Return the job, or why it is rejected.
+@dataclass(frozen=True)
+class Admission:
+    """The figure of a new job: its manifest, as JSON text, with the noise that is calibrated for it."""
+
+    manifest: str
+
+    def compute(self) -> Admitted | Rejected:
+        job = parse_job(json.loads(self.manifest))
+        try:
+            _, plan = resolve_job(job)
+        except ManifestError as error:
+            return _rejected(error)
+        return Admitted(job, plan.claim)
+
+
+def admit(job: Object, opened: PrivacyLedgerSpec | None, ask: Ask) -> Admitted | Rejected | None:
+    """Return the job, or why it is rejected; None while the accountant calibrates its noise.
 
     Args:
         opened: the values that the job's ledger was opened with; None before it is opened. With them the noise is not
@@ -55,35 +74,38 @@ def admit(job: Object, opened: PrivacyLedgerSpec | None = None) -> Admitted | Re
             change, and what the job spends must be counted.
     """
     manifest = _manifest(job)
-    if opened is None and (dropped := _dropped_fields(job)):
-        found = _admit_text(json.dumps(manifest))
-        is_newer = isinstance(found, Rejected) and found.reason is Reason.NEWER_MANIFEST
-        return found if is_newer else Rejected(Reason.UNKNOWN_FIELD, dropped)
-    if opened is not None:
-        values = {"noiseMultiplier": opened.mechanism.noise_multiplier, "accountant": opened.accountant}
-        privacy = {**manifest["spec"]["privacy"], **values}
-        manifest["spec"] = {**manifest["spec"], "privacy": privacy}
-    return _admit_text(json.dumps(manifest))
-
-
-@functools.lru_cache(maxsize=64)
-def _admit_text(text: str) -> Admitted | Rejected:
-    """Admit a job as JSON text. The result is needed several times while a job starts, and parsing takes a while."""
     try:
-        asked = parse_job(json.loads(text))
-        completed, plan = resolve_job(asked)
+        parsed = parse_job(manifest)
     except ManifestError as error:
-        message = "; ".join(map(str, error.problems))
-        if all(problem.is_unknown_field for problem in error.problems):
-            # The API server has kept these fields, so its CRD has them.
-            return Rejected(Reason.NEWER_MANIFEST, message)
-        return Rejected(Reason.INVALID_MANIFEST, message)
-    if problem := _find_shared_signing_key(completed.spec):
-        return Rejected(Reason.INVALID_MANIFEST, problem)
+        return _rejected(error)
+    spec = parsed.spec
     # A profile may add volumes, so these are checked when an attempt takes it.
-    if problem := find_local_path(completed, with_volumes=completed.spec.cluster.profile_ref is None):
+    local = find_local_path(parsed, with_volumes=spec.cluster.profile_ref is None)
+    if problem := _find_shared_signing_key(spec) or local:
         return Rejected(Reason.INVALID_MANIFEST, problem)
-    return Admitted(asked, plan)
+    if opened is not None:
+        return Admitted(parsed, Claim.of(opened))
+    if dropped := _dropped_fields(job):
+        return Rejected(Reason.UNKNOWN_FIELD, dropped)
+    return ask(Admission(json.dumps(manifest)))
+
+
+def report_calibration(draft: Draft) -> None:
+    """Show that the noise of a new job is being calibrated, unless the job is so new that a status with its ledger
+    follows in a moment.
+    """
+    due = (parse_time(draft.observed.job["metadata"].get("creationTimestamp")) or 0.0) + CALIBRATION_SECONDS
+    draft.wake_at(due)
+    if draft.now >= due:
+        text = "The noise of the job is being calibrated."
+        draft.set_state(JobState(Phase.PENDING, Reason.STARTING, text, accepted=False))
+
+
+def _rejected(error: ManifestError) -> Rejected:
+    message = "; ".join(map(str, error.problems))
+    # The API server has kept unknown fields, so its CRD has them.
+    is_newer = all(problem.is_unknown_field for problem in error.problems)
+    return Rejected(Reason.NEWER_MANIFEST if is_newer else Reason.INVALID_MANIFEST, message)
 
 
 def _find_shared_signing_key(spec: Spec) -> str:
@@ -166,8 +188,7 @@ def with_ledger_values(admitted: Admitted, ledger: PrivacyLedgerSpec) -> Admitte
     counted = {COUNTED_ANNOTATION: str(ledger.unit_at_least)} if mechanism.adjacency == "ZeroOut" else {}
     metadata = admitted.job.metadata.model_copy(update={"annotations": counted})
     job = admitted.job.model_copy(update={"metadata": metadata, "spec": spec.model_copy(update=changes)})
-    plan = replace(admitted.plan, **vars(Claim.of(ledger)))
-    return Admitted(job, plan, ledger)
+    return Admitted(job, Claim.of(ledger), ledger)
 
 
 def _manifest(job: Object) -> dict[str, Any]:

@@ -26,9 +26,6 @@ _WHERE_TO_READ_MORE = "The last lines of the driver's log are in the RayJob's st
 """They may quote records, so they are never copied. A user who may read RayJobs reads them there."""
 _LONGEST_MESSAGE = 512
 _LONGEST_NAME = 253
-_MOST_UNRECORDED = 8
-"""Attempts that may have a RayJob although neither the ledger nor the status, which may have been cleared, knows them.
-"""
 _KUBERAY_REASONS = {
     "ValidationFailed": Reason.VALIDATION_FAILED,
     "DeadlineExceeded": Reason.DEADLINE_EXCEEDED,
@@ -149,17 +146,6 @@ def next_attempt(
     existing = [names.attempt_named(job, each["metadata"]["name"]) for each in ray_jobs]
     number = 1 + max([_last_number(attempts, record), *existing])
     return Attempt(number=number, ray_job_name=names.ray_job_name(job, number)) if number <= MAX_ATTEMPTS else None
-
-
-def find_stranger(
-    job: str, attempts: Iterable[Attempt], ray_jobs: Iterable[Object], record: LedgerStatus | None
-) -> str:
-    """Return the name of a RayJob that the operator has not created, although the job owns it: its number is far above
-    those of all attempts. It would use up the numbers, of which a ledger records few. Empty without one.
-    """
-    last = _last_number(attempts, record) + _MOST_UNRECORDED
-    found = (str(each["metadata"]["name"]) for each in ray_jobs)
-    return next((name for name in found if names.attempt_named(job, name) > last), "")
 
 
 def _last_number(attempts: Iterable[Attempt], record: LedgerStatus | None) -> int:

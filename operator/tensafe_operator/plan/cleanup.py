@@ -1,5 +1,5 @@
-"""Cleanup: delete what a job no longer needs: the RayJobs of attempts that have ended, the key and the rights of an
-ended job, and on request the job.
+"""Cleanup: delete what a job no longer needs: the RayJobs of attempts that have ended, the key of an ended job, and on
+request the job.
 
 With the job's key, the digest of the data set, which the ledger publishes, is an exact test of a guess. No attempt
 starts after the end of a job, so its key is deleted as soon as the end is stored in the status.
@@ -21,8 +21,6 @@ from tensafe_operator.plan.retry import has_failed
 
 KEPT_SECONDS = 600
 """How long the RayJob of a failed attempt is kept for its logs, at least."""
-RIGHTS_SECONDS = 300
-"""How long pods that are left may write to the ledger of a job that has ended."""
 _DEFAULT_TTL_SECONDS = 3600
 
 
@@ -54,35 +52,17 @@ def delete_old_ray_jobs(draft: Draft, *, final: bool) -> None:
 
 
 def delete_job(draft: Draft) -> None:
-    """Delete a job `ttlSecondsAfterFinished` after its end, and with it all that it owns. Its ledger has no owner.
-
-    A pod that is left may still write to the ledger, with rights that go with the job. It has them no longer than
-    RIGHTS_SECONDS, and one on a lost node stays for ever.
-    """
+    """Delete a job `ttlSecondsAfterFinished` after its end, and with it all that it owns. Its ledger has no owner."""
     spec, ended = draft.observed.job["spec"], parse_time(draft.status.completion_time)
     ttl = spec.get("ttlSecondsAfterFinished")
     if ttl is None or ended is None:
         return
-    kept = max(RIGHTS_SECONDS, spec.get("podsTTLSeconds") or 0) if draft.observed.pods else 0
+    kept = (spec.get("podsTTLSeconds") or 0) if draft.observed.pods else 0
     due = ended + max(ttl, kept)
     if due <= draft.now:
         draft.delete(draft.observed.job)
     else:
         draft.wake_at(due)
-
-
-def delete_rights(draft: Draft) -> None:
-    """Delete the RoleBinding of a job whose end is stored in its status, once its pods are gone. The last of them may
-    still write the end into the ledger. That takes no longer than RIGHTS_SECONDS, and any user may keep a pod with the
-    labels of one. A RoleBinding of another name is not the operator's, whatever its labels say.
-    """
-    due = (parse_time(draft.status.completion_time) or draft.now) + RIGHTS_SECONDS
-    own = ("RoleBinding", names.role_binding_name(draft.observed.job["metadata"]["name"]))
-    for found in (each for each in draft.observed.corrected if (each["kind"], each["metadata"]["name"]) == own):
-        if draft.observed.pods and draft.now < due:
-            draft.wake_at(due)
-        else:
-            draft.delete(found)
 
 
 def delete_job_key(draft: Draft) -> None:

@@ -144,38 +144,21 @@ def set_conditions(status: Status, state: JobState, now: float) -> None:
     status.conditions = tuple(conditions)
 
 
-def status_of_failed_reconcile(before: Mapping[str, Any], error: str, now: float) -> Status:
-    """Return the status `before` with the condition Stalled set, because the reconcile failed with an exception.
+def stalled_status(before: Mapping[str, Any], blocker: Blocker, now: float) -> Status:
+    """Return the status `before` with this blocker and the condition Stalled set, because no decision was made: the
+    reconcile has failed, or the installation has a problem. The next decision sets all conditions again.
 
-    That of a job that has ended is unchanged: no user waits for it.
-
-    Args:
-        error: the type of the exception. Its text may quote records and is not shown.
+    The status of a job that has ended is unchanged: no user waits for it.
     """
-    message = f"The operator failed with {error} and retries; its log has the details"
-    stalled = stalled_status(before, Blocker(Reason.INTERNAL_ERROR, "", message), now)
-    return Status.model_validate(before, by_alias=True, by_name=False) if stalled is None else stalled
-
-
-def stalled_status(
-    before: Mapping[str, Any], blocker: Blocker, now: float, after: Status | None = None
-) -> Status | None:
-    """Return the status `after`, by default the one `before`, with this blocker and the condition Stalled set, and
-    nothing else changed. The next reconcile that succeeds sets all conditions again.
-
-    Returns:
-        None for a job that has ended.
-    """
-    known = Status.model_validate(before, by_alias=True, by_name=False)
-    status = known if after is None else after
+    status = Status.model_validate(before, by_alias=True, by_name=False)
     if status.phase is not None and Phase(status.phase).final:
-        return None
+        return status
     kind, generation, text = ConditionType.STALLED, status.observed_generation, blocker.sentence[:_LONGEST]
-    earlier = next((condition for condition in known.conditions if condition.type == kind.value), None)
+    conditions = {condition.type: condition for condition in status.conditions}
+    earlier = conditions.get(kind.value)
     stalled = condition_of(kind, True, blocker.reason.value, text, now, before=earlier, generation=generation)
-    others = {condition.type: condition for condition in status.conditions}
-    conditions = tuple({**others, kind.value: stalled}.values())
-    return status.model_copy(update={"conditions": conditions, "blocker": blocker.in_status()})
+    conditions[kind.value] = stalled
+    return status.model_copy(update={"conditions": tuple(conditions.values()), "blocker": blocker.in_status()})
 
 
 def _condition(

@@ -18,18 +18,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from tensafe_api.fixes import Fix
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Status
 from tensafe_api.timestamps import parse_time
 from tensafe_operator import names
-from tensafe_operator.kinds import CORRECTED_KINDS
 from tensafe_operator.plan.attempts import is_queued
 from tensafe_operator.plan.blockers import LONGEST, Blocker
-from tensafe_operator.plan.conditions import JobState, blocked_state, stalled_status
+from tensafe_operator.plan.conditions import JobState, blocked_state, set_conditions
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.failed_pods import find_crash, last_change, last_crash
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
@@ -103,28 +101,23 @@ def diagnose(draft: Draft, phase: Phase) -> JobState | None:
     return blocked_state(unplaced, phase, stalled=_has_passed(draft, since, NODE_SECONDS))
 
 
-def status_of_refusal(before: Mapping[str, Any], after: Status, refused: ClusterWarning, now: float) -> Status | None:
-    """Return the status to write where the API server refused a deletion, with the condition Stalled set.
-
-    The end of a job, and the deletion of a Secret, are not recorded before they have happened. A RayJob that is left is
-    deleted later, and keeps the next attempt from starting: so the rest of the status is written.
+def status_of_refusal(job: Object, after: Status, refused: ClusterWarning, now: float) -> Status:
+    """Return the status to write where the API server refused an action of a decision: `after`, and stalled. That the
+    key was deleted is not recorded before it has happened.
 
     Args:
-        before: the status of the job.
-        after: the status that was decided with the deletion.
-
-    Returns:
-        None for a job that has ended.
+        job: as it was observed.
+        after: the status that was decided.
     """
-    counted_on = refused.kind != "RayJob" or Phase(after.phase or Phase.PENDING).final
-    blocker = _refusal_of_warning(refused)
-    assert blocker is not None, "each refusal is a blocker"
-    return stalled_status(before, blocker, now, None if counted_on else after)
-
-
-def is_correction_refused(observed: Observed) -> bool:
-    """Return whether the API server refused to bring back an object of a running attempt."""
-    return any(warning.kind in CORRECTED_KINDS for warning in observed.warnings)
+    stored = Status.model_validate(job.get("status") or {}, by_alias=True, by_name=False)
+    status = after.model_copy(update={"key_deleted": stored.key_deleted})
+    phase = Phase(after.phase or Phase.PENDING)
+    if not phase.final:
+        blocker = _refusal_of_warning(refused)
+        assert blocker is not None, "each refusal is a blocker"
+        status.conditions = stored.conditions  # for their transition times
+        set_conditions(status, blocked_state(blocker, phase), now)
+    return status
 
 
 def find_unanswered(draft: Draft) -> Blocker | None:
@@ -144,8 +137,6 @@ def _has_passed(draft: Draft, since: float, seconds: float) -> bool:
 
 
 def _find_refusal(observed: Observed) -> Blocker | None:
-    if not observed.guarded:
-        return Blocker(Reason.GUARD_MISSING, "", Reason.GUARD_MISSING.sentence)
     if not observed.kuberay:
         return Blocker(Reason.KUBERAY_MISSING, "", _NOT_SERVED)
     of_warnings = map(_refusal_of_warning, _current_warnings(observed))

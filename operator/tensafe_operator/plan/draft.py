@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from tensafe_api.reasons import Phase
 from tensafe_api.resources.status import Attempt, Status
@@ -15,8 +16,11 @@ from tensafe_operator import names
 from tensafe_operator.children import Manifest
 from tensafe_operator.job_tls import TlsMode
 from tensafe_operator.plan.conditions import JobState, set_conditions
+from tensafe_operator.plan.figures import AskedFigures, Figure
 from tensafe_operator.plan.observed import Action, Create, Decision, Delete, Object, Observed
 from tensafe_operator.settings import Settings
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -28,6 +32,7 @@ class Draft:
         now: the time, in seconds since the epoch.
         status: the new status; it starts as the observed one. Its phase and its conditions change in `finish` only.
         state: the state of the job that they will show; None: they stay as they are.
+        asked: the figures that the policies have asked for.
     """
 
     observed: Observed
@@ -38,19 +43,45 @@ class Draft:
     actions: list[Action] = field(default_factory=list)
     wakes: list[float] = field(default_factory=list)
     irreversible: bool = False
+    asked: list[Figure[Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        before = self.observed.job.get("status") or {}
-        self.status = Status.model_validate(before, by_alias=True, by_name=False)
+        self.status = self._observed_status()
         self.status.observed_generation = int(self.observed.job["metadata"].get("generation") or 0)
 
     def set_state(self, state: JobState) -> None:
         """Set what the phase and the conditions of the new status will show."""
         self.state = state
 
+    @property
+    def ends_job(self) -> bool:
+        """Whether the job ends with this decision."""
+        ended = Phase(self.status.phase or Phase.PENDING).final
+        return self.state is not None and self.state.phase.final and not ended
+
+    def ask(self, figure: Figure[T]) -> T | None:
+        """Return a figure; None while the accountant does not have it: the job is then decided on again.
+
+        Raises:
+            Exception: what the accountant failed with.
+        """
+        self.asked.append(figure)
+        found = self.observed.figures.get(figure)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    @property
+    def has_all_figures(self) -> bool:
+        """Whether the accountant has all figures that were asked for."""
+        return all(each in self.observed.figures for each in self.asked)
+
+    def figures(self, *, exact: bool = False) -> AskedFigures:
+        """Return the figures with which a status is computed."""
+        return AskedFigures(self.ask, exact)
+
     def create(self, manifest: Manifest) -> None:
         """Create an object of an attempt."""
-        self.irreversible = True
         self.actions.append(Create(manifest))
 
     def delete(self, found: Object) -> None:
@@ -95,11 +126,21 @@ class Draft:
         return next((each for each in ray_jobs if each["metadata"]["name"] == attempt.ray_job_name), None)
 
     def finish(self) -> Decision:
-        """Return the decision."""
+        """Return the decision. A job of which nothing is to be reported yet keeps its status."""
         if self.state is not None:
             set_conditions(self.status, self.state, self.now)
+        elif self.status.phase is None:
+            self.status = self._observed_status()
         workers = self.status.workers
         if workers is not None and Phase(self.status.phase or Phase.PENDING).final:
             self.status.workers = workers.model_copy(update={"ready": 0})  # no pod is counted after the end
         ahead = [wake for wake in self.wakes if wake > self.now and math.isfinite(wake)]
-        return Decision(tuple(self.actions), self.status, min(ahead, default=None), self.irreversible)
+        asked = tuple(dict.fromkeys(self.asked))
+        return Decision(tuple(self.actions), self.status, min(ahead, default=None), self.irreversible, asked)
+
+    def wait_for_figures(self) -> Decision:
+        """Return the decision to change nothing until the accountant has the figures."""
+        return Decision((), self._observed_status(), figures=tuple(dict.fromkeys(self.asked)))
+
+    def _observed_status(self) -> Status:
+        return Status.model_validate(self.observed.job.get("status") or {}, by_alias=True, by_name=False)

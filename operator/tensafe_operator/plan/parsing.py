@@ -9,7 +9,6 @@ from tensafe_api.resources.ledger import LedgerStatus, PrivacyLedgerSpec
 from tensafe_operator import names
 from tensafe_operator.plan.observed import Object, Observed
 
-_UNREADABLE = "unreadable"
 _FINAL_OUTCOMES = (Reason.COMPLETED.value, Reason.BUDGET_EXHAUSTED.value)
 
 
@@ -75,25 +74,20 @@ def parse_ledger_spec(ledger: Object | None) -> PrivacyLedgerSpec | None:
         return None
 
 
-def is_partial(record: LedgerStatus | None) -> bool:
-    """Return whether a record holds only the charges of a ledger, because another release wrote the rest."""
-    return record is not None and record.head == _UNREADABLE
+def is_readable(ledger: Object) -> bool:
+    """Return whether this release knows all that a ledger records."""
+    try:
+        parse_ledger_status(ledger)
+    except ValueError:
+        return False
+    return True
 
 
 def parse_ledger_status(ledger: Object | None) -> LedgerStatus | None:
-    """Return what a ledger records; None before the first acquisition. If the record cannot be read as a whole, return
-    its charges alone, because those must still be counted.
+    """Return what a ledger records; None before the first acquisition.
+
+    Raises:
+        ValueError: if another release wrote it, with fields or values that this one does not know.
     """
     status = ledger.get("status") if ledger else None
-    if not status:
-        return None
-    try:
-        return LedgerStatus.model_validate(status, by_alias=True, by_name=False)
-    except ValueError:
-        known = ("attempt", "steps", "incarnation")
-        charges = [{name: charge[name] for name in known} | {"podUID": _UNREADABLE} for charge in status["charges"]]
-        counts = {name: status[name] for name in ("chargedThrough", "length")}
-        counts["attempt"] = max(charge["attempt"] for charge in charges)
-        return LedgerStatus.model_validate(
-            {**counts, "charges": charges, "head": _UNREADABLE}, by_alias=True, by_name=False
-        )
+    return LedgerStatus.model_validate(status, by_alias=True, by_name=False) if status else None

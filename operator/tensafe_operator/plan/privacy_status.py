@@ -1,54 +1,28 @@
 """Folds the PrivacyLedger into the job's status: privacy figures, progress, evaluations, checkpoints, final model.
 
-Every ε is computed from the ledger's charges by `tensafe_api.status_fold`, which the local runner uses as well.
+Every ε follows from the ledger's charges by `tensafe_api.status_fold`, which the local runner uses as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from decimal import Decimal
-from typing import Any
 
 from tensafe_api.resolve import Claim
 from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_api.resources.status import Status
-from tensafe_api.status_fold import JobRecords, KeptCheckpoint, fold_records, privacy_after
+from tensafe_api.status_fold import Figures, JobRecords, KeptCheckpoint, fold_records
 from tensafe_api.timestamps import parse_time
-from tensafe_operator.plan.parsing import is_partial
 
 _MAX_CHECKPOINTS = 128
 """How many checkpoints a status can hold."""
 
 
-def fold_ledger(status: Status, claim: Claim, ledger: LedgerStatus | None) -> Status:
-    """A copy of `status` with what `ledger` records (None: nothing yet). No figure falls below the one in `status`.
-
-    Of a record that holds only charges, only the privacy figures are taken.
+def fold_ledger(status: Status, claim: Claim, ledger: LedgerStatus | None, figures: Figures) -> Status:
+    """A copy of `status` with what `ledger` records (None: nothing yet). No number of steps falls below that in
+    `status`, and while a figure is not known, the privacy figures stay as they are.
     """
-    if ledger is None:
-        return fold_records(status, claim, None)
-    if is_partial(ledger):
-        return with_charges(status, claim, ledger)
-    return fold_records(status, claim, _records(ledger, _checkpoint_times(status, ledger)))
-
-
-def with_charges(status: Status, claim: Claim, ledger: LedgerStatus) -> Status:
-    """A copy of `status` with the privacy figures of `ledger`, which need its numbers of steps alone."""
-    charged, recharged = _charged(ledger), ledger.steps_recharged
-    privacy = privacy_after(status.privacy, claim, charged=charged, recharged=recharged)
-    return status.model_copy(update={"privacy": privacy})
-
-
-def has_fallen(before: Mapping[str, Any], after: Status) -> bool:
-    """Whether a new status shows a smaller ε than the one before. So it is after an upgrade to a release whose
-    accounting is tighter, and where the API server drops what an ε is computed from.
-
-    Args:
-        before: the status of the job, as the API server returns it.
-    """
-    shown, new = before.get("privacy") or {}, after.privacy
-    figures = ((shown.get("epsilonClaimed"), new.epsilon_claimed), (shown.get("epsilonSpent"), new.epsilon_spent))
-    return any(old is not None and (now is None or Decimal(now) < Decimal(old)) for old, now in figures)
+    records = None if ledger is None else _records(ledger, _checkpoint_times(status, ledger))
+    return fold_records(status, claim, records, figures)
 
 
 def _charged(ledger: LedgerStatus) -> int:

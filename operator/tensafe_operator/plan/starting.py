@@ -1,28 +1,31 @@
 """Starting: create what an attempt needs, its RayJob last, once nothing of an earlier attempt is left.
 
-The NetworkPolicy and the RoleBinding are kept as they were created for as long as the attempt runs.
+The NetworkPolicy is kept as it was created for as long as the attempt runs.
 """
 
 from __future__ import annotations
 
 from tensafe_api.reasons import Phase
 from tensafe_api.resources.status import Attempt
+from tensafe_api.timestamps import parse_time
 from tensafe_operator import names
 from tensafe_operator.children import Manifest, access, configuration, matches, network, rayjob, tls
 from tensafe_operator.plan.admission import Admitted
+from tensafe_operator.plan.attempts import is_queued
 from tensafe_operator.plan.blockers import Blocker
-from tensafe_operator.plan.conditions import JobState, blocked_state
+from tensafe_operator.plan.conditions import blocked_state
 from tensafe_operator.plan.diagnosis import POLL_SECONDS, find_unanswered, starting_state
 from tensafe_operator.plan.draft import Draft
-from tensafe_operator.plan.foreign_code import find_foreign_code
 from tensafe_operator.plan.observed import Create, Object
 from tensafe_operator.plan.parsing import is_terminal
 from tensafe_operator.plan.predecessors import find_predecessors, waiting_state
 from tensafe_operator.plan.profile import take_profile
 
+ANSWER_SECONDS = 2.0
 
-def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
-    """Start an attempt that the status records and that has no RayJob yet, or wait until it may start."""
+
+def has_predecessors(draft: Draft, admitted: Admitted, attempt: Attempt) -> bool:
+    """Return whether something of an earlier attempt is left: a RayJob, which is deleted, or pods. The job says so."""
     for ray_job in draft.observed.ray_jobs:
         # One that runs is not in the status, which a user has cleared. One that has ended keeps its pods for
         # podsTTLSeconds, and the operator may not delete its RayCluster alone.
@@ -33,18 +36,34 @@ def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
     if predecessors.alive:
         unanswered = find_unanswered(draft)
         draft.set_state(blocked_state(unanswered, Phase.STARTING) if unanswered else waiting_state(draft, predecessors))
+    return predecessors.alive
+
+
+def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
+    """Start an attempt that the status records and that has no RayJob yet, or wait until it may start."""
+    if has_predecessors(draft, admitted, attempt):
         return  # the pods terminate, or a user deletes them
-    if not (draft.observed.kuberay and draft.observed.guarded):
+    if not draft.observed.kuberay:
         draft.set_state(starting_state(draft.observed, Phase.PENDING))
         draft.wake_at(draft.now + POLL_SECONDS)
-        return  # the cluster administrator installs KubeRay or the policies
+        return  # the cluster administrator installs KubeRay
     taken = with_profile(draft, admitted)
     if taken is None:
-        return  # the cluster administrator corrects the profile
+        return  # the cluster administrator corrects the profile, or the author the manifest
+    draft.irreversible |= attempt.number > 1  # the cache may not have the pods of the last attempt yet
     for manifest in children_of(draft, taken, attempt):
         draft.create(manifest)
     draft.set_state(starting_state(draft.observed, Phase.STARTING))
     # KubeRay creates the RayCluster.
+
+
+def answer_due(ray_job: Object) -> float:
+    """Return until when KubeRay's first status of a new RayJob is waited for, in seconds since the epoch. That of one
+    in a queue is not.
+    """
+    if ray_job.get("status") or is_queued(ray_job):
+        return 0.0
+    return (parse_time(ray_job["metadata"].get("creationTimestamp")) or 0.0) + ANSWER_SECONDS
 
 
 def _has_pods(draft: Draft, ray_job: Object) -> bool:
@@ -57,7 +76,7 @@ def with_profile(draft: Draft, admitted: Admitted) -> Admitted | None:
 
     A cache has no profiles, so the decision is made on the API server's own answer.
     """
-    draft.irreversible = True
+    draft.irreversible |= admitted.job.spec.cluster.profile_ref is not None
     taken = take_profile(admitted, draft.observed.profile)
     if isinstance(taken, Blocker):
         draft.set_state(blocked_state(taken, Phase.PENDING))
@@ -67,15 +86,10 @@ def with_profile(draft: Draft, admitted: Admitted) -> Admitted | None:
 
 
 def correct_children(draft: Draft, admitted: Admitted) -> None:
-    """Bring back the NetworkPolicy and the RoleBinding of a running attempt, where they are missing or were changed."""
-    found = {(each["kind"], each["metadata"]["name"]): each for each in draft.observed.corrected}
-    assert admitted.opened is not None, "an attempt is recorded after the ledger's UID"
-    account = admitted.opened.service_account_name
-    wanted = (access.role_binding(admitted.job, account), network.policy(admitted.job, draft.settings))
-    for manifest in (each for each in wanted if each is not None):
-        present = found.get((manifest["kind"], manifest["metadata"]["name"]))
-        if present is None or not matches(present, manifest):
-            draft.actions.append(Create(manifest))
+    """Bring back the NetworkPolicy of a running attempt, where it is missing or was changed."""
+    wanted = network.policy(admitted.job, draft.settings)
+    if wanted is not None and not any(matches(each, wanted) for each in draft.observed.corrected):
+        draft.actions.append(Create(wanted))
 
 
 def children_of(draft: Draft, admitted: Admitted, attempt: Attempt) -> list[Manifest]:
@@ -90,6 +104,6 @@ def children_of(draft: Draft, admitted: Admitted, attempt: Attempt) -> list[Mani
     )
     secret = tls.attempt_secret(job, attempt.number, draft.settings)
     authority = tls.certificate(job, attempt.number, draft.settings)
-    rights = access.account(job, account, draft.settings), access.role_binding(job, account)
+    rights = access.account(job, draft.settings), access.role_binding(job, account)
     children = [*rights, network.policy(job, draft.settings), parameters, secret, authority, ray_job]
     return [each for each in children if each is not None]

@@ -246,9 +246,7 @@ class ApiClient:
             if error.status != NOT_FOUND and not (uid and error.status == CONFLICT):
                 raise
 
-    async def replace_status(
-        self, document: Mapping[str, Any], status: Mapping[str, Any], *, without_managers: bool = False
-    ) -> Manifest:
+    async def replace_status(self, document: Mapping[str, Any], status: Mapping[str, Any]) -> Manifest:
         """Replace the status of an object as a whole, unless the object has changed since `document` was read.
 
         By server-side apply, an entry of the status would stay after a user has reset `managedFields`.
@@ -256,16 +254,12 @@ class ApiClient:
         The spec is sent for one reason: the API server refuses it where the CRD lacks one of its fields. Otherwise this
         write would delete that field for good. The spec itself does not change with a status.
 
-        Args:
-            without_managers: whether to remove `managedFields`, which take as many bytes as the status.
-
         Raises:
             UnknownFields: if the CRD does not know a field of the object or of the status.
         """
         metadata = document["metadata"]
         operations = [("/metadata/resourceVersion", metadata["resourceVersion"])]
         operations += [("/spec", document["spec"]), ("/status", status)]
-        operations += [("/metadata/managedFields", [{}])] if without_managers else []
         body = [{"op": "add", "path": path, "value": value} for path, value in operations]
         path = self._resources[str(document["kind"])].path(metadata["namespace"], metadata["name"], "status")
         query = {"fieldManager": self._field_manager, "fieldValidation": "Strict"}

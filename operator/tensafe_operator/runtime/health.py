@@ -1,7 +1,7 @@
-"""Whether this process is healthy: `/healthz` for the kubelet, `/metrics` for Prometheus.
+"""Whether this process is healthy and ready: `/healthz` and `/readyz` for the kubelet, `/metrics` for Prometheus.
 
-Both are served over plain HTTP, or over TLS with a certificate. `/metrics` is open, or needs a token where there is an
-authorizer. `/healthz` is always open, because the kubelet has no token.
+All are served over plain HTTP, or over TLS with a certificate. `/metrics` is open, or needs a token where there is an
+authorizer. The others are always open, because the kubelet has no token.
 
 Healthy means three things. The event loop runs (an answer shows that; its lag is measured as well). The API server has
 answered recently; since a quiet cluster sends no events, it is also polled. And a leader has renewed its Lease within
@@ -46,11 +46,18 @@ _REFUSALS = {
 
 
 class Health:
-    """What is known of the health of this process."""
+    """What is known of the health of this process.
 
-    def __init__(self, metrics: OperatorMetrics, election: LeaderElection) -> None:
+    Args:
+        unready: returns why a healthy process is not ready to work, in one sentence; empty if it is.
+    """
+
+    def __init__(
+        self, metrics: OperatorMetrics, election: LeaderElection, unready: Callable[[], str] = lambda: ""
+    ) -> None:
         self._metrics = metrics
         self._election = election
+        self._unready = unready
         self._lag = 0.0
         self._page, self._page_until = b"", 0.0
         self.heard()
@@ -103,7 +110,7 @@ class Health:
     async def serve(
         self, port: int, certificate: ServingCertificate | None = None, authorizer: Authorizer | None = None
     ) -> web.AppRunner:
-        """Serve both endpoints on `port`. The caller calls `cleanup` of the returned runner.
+        """Serve all endpoints on `port`. The caller calls `cleanup` of the returned runner.
 
         Args:
             certificate: to serve TLS alone; None: plain HTTP alone.
@@ -122,8 +129,20 @@ class Health:
                     return web.Response(text=text, status=status, headers=headers)
             return await _send(request, self._metrics_page())
 
+        async def serve_health(_: web.Request) -> web.Response:
+            return _answer(self.problem())
+
+        async def serve_readiness(_: web.Request) -> web.Response:
+            return _answer(self.problem() or self._unready())
+
         app = web.Application()
-        app.add_routes([web.get("/healthz", self._serve_health), web.get(METRICS_PATH, serve_metrics)])
+        app.add_routes(
+            [
+                web.get("/healthz", serve_health),
+                web.get("/readyz", serve_readiness),
+                web.get(METRICS_PATH, serve_metrics),
+            ]
+        )
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:
@@ -134,9 +153,9 @@ class Health:
             raise
         return runner
 
-    async def _serve_health(self, _: web.Request) -> web.Response:
-        problem = self.problem()
-        return web.Response(text=problem or "ok", status=503 if problem else 200)
+
+def _answer(problem: str) -> web.Response:
+    return web.Response(text=problem or "ok", status=503 if problem else 200)
 
 
 async def _send(request: web.Request, page: bytes) -> web.StreamResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutations.mutation import AGGREGATION_TESTS, API, OPERATOR, TRACKER_TESTS, TRAINER, TRAINING_TESTS, Edit, Mutation
 
+_FIGURES = "tests/operator/plan/test_figures.py"
 _OVERLAP = "tests/trainer_image/data/test_overlap.py"
 
 CLAIMS: tuple[Mutation, ...] = (
@@ -120,11 +121,6 @@ CLAIMS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        "a kept figure is found again for a mechanism with other earlier steps",
-        (Edit(API + "accounting.py", "repr(mechanism).encode()", "repr(mechanism[:4]).encode()"),),
-        ("tests/api/test_accounting.py::test_kept_figures_of_two_mechanisms_are_never_confused",),
-    ),
-    Mutation(
         "PLD ignores the rounding of its FFT",
         (Edit(API + "accounting.py", " - _PLD_ROUNDING - _PLD_ROUNDING_PER_STEP * steps", ""),),
         ("tests/api/test_accounting.py::test_pld_pays_for_the_rounding_of_many_steps",),
@@ -135,11 +131,40 @@ CLAIMS: tuple[Mutation, ...] = (
         ("tests/api/test_accounting.py::test_pld_pays_for_the_rounding_of_many_steps",),
     ),
     Mutation(
-        "a ledger opened with RDP is counted with PLD",
+        "a status shows the epsilon of fewer steps than were charged",
         (
-            Edit(OPERATOR + "plan/admission.py", ', "accountant": opened.accountant}', "}"),
-            Edit(OPERATOR + "plan/admission.py", '        "accountant": ledger.accountant,\n', ""),
+            Edit(
+                OPERATOR + "plan/figures.py",
+                "return -(-charged // spacing) * spacing",
+                "return charged // spacing * spacing",
+            ),
         ),
+        ("tests/operator/plan/test_figures.py::test_shown_epsilon_is_never_below_that_of_the_charged_steps",),
+    ),
+    Mutation(
+        "a job claims no more than its plan although it was charged beyond it",
+        (Edit(OPERATOR + "plan/figures.py", "if charged > steps:", "if False:"),),
+        ("tests/operator/plan/test_figures.py::test_shown_epsilon_is_never_below_that_of_the_charged_steps",),
+    ),
+    Mutation(
+        "new charges are shown with the old epsilon while the new one is computed",
+        (
+            Edit(
+                API + "status_fold.py",
+                "return before if spent is None else",
+                'return before.model_copy(update={"steps_charged": charged}) if spent is None else',
+            ),
+        ),
+        (f"{_FIGURES}::test_figures_of_a_running_job_stay_together_until_the_next_ones_are_there",),
+    ),
+    Mutation(
+        "a job ends before its epsilon is known",
+        (Edit(OPERATOR + "plan/__init__.py", "if not draft.has_all_figures:", "if False:"),),
+        ("tests/operator/plan/test_figures.py::test_job_ends_with_the_epsilon_of_exactly_its_charged_steps",),
+    ),
+    Mutation(
+        "a ledger opened with RDP is counted with PLD",
+        (Edit(API + "resolve.py", "            accountant=ledger.accountant,\n", '            accountant="PLD",\n'),),
         ("tests/operator/plan/test_admission.py::test_ledger_opened_with_rdp_keeps_rdp",),
     ),
     Mutation(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutations.mutation import API, OPERATOR, TRAINER, Edit, Mutation
+from mutations.mutation import OPERATOR, TRAINER, Edit, Mutation
 
 _POD_TESTS = "tests/trainer_image/runners/pod/"
 
@@ -39,17 +39,6 @@ CLUSTER: tuple[Mutation, ...] = (
             ),
         ),
         ("tests/operator/plan/test_resolved.py::test_pod_that_does_not_hold_the_ledger_chooses_no_digest",),
-    ),
-    Mutation(
-        "a pod that stays keeps the rights on the ledger of an ended job for ever",
-        (
-            Edit(
-                OPERATOR + "plan/cleanup.py",
-                "if draft.observed.pods and draft.now < due:",
-                "if draft.observed.pods:",
-            ),
-        ),
-        ("tests/operator/plan/test_cleanup.py::test_pod_that_stays_keeps_the_rights_of_an_ended_job_for_five_minutes",),
     ),
     Mutation(
         "the Secret of an attempt outlives the attempt",
@@ -105,52 +94,31 @@ CLUSTER: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a NetworkPolicy that was opened while a job trains stays open",
-        (Edit("operator/tensafe_operator/plan/starting.py", " or not matches(present, manifest)", ""),),
+        (
+            Edit(
+                "operator/tensafe_operator/plan/starting.py", "any(matches(each, wanted) for each", "any(True for each"
+            ),
+        ),
         ("tests/operator/plan/test_starting.py::test_new_setting_of_the_networks_reaches_a_running_attempt",),
+    ),
+    Mutation(
+        "older policies and CRDs count as those of this release",
+        (
+            Edit(
+                OPERATOR + "gate.py", "if (version := guard_version(found)) < GUARD_VERSION:", "if (version := 0) > 0:"
+            ),
+        ),
+        ("tests/operator/test_gate.py::test_missing_or_older_object_closes_the_gate",),
+    ),
+    Mutation(
+        "jobs are decided on with copies that were read under older CRDs",
+        (Edit(OPERATOR + "gate.py", "while not was_closed or self.problem:", "while True:"),),
+        ("tests/operator/test_gate.py::test_everything_is_read_again_once_the_gate_was_closed_and_is_open_again",),
     ),
     Mutation(
         "a field that was added to a NetworkPolicy is not noticed",
         (Edit("operator/tensafe_operator/children/__init__.py", "{*found, *manifest} - ", "{*manifest} - "),),
         ("tests/operator/children/test_children.py::test_object_with_one_more_field_does_not_match",),
-    ),
-    Mutation(
-        "a job opens its ledger although nothing protects it",
-        (Edit("operator/tensafe_operator/plan/ledger.py", "if not draft.observed.guarded:", "if False:"),),
-        (
-            "tests/operator/plan/test_starting.py::test_nothing_is_begun_while_the_policies_that_protect_ledgers_are_missing",
-        ),
-    ),
-    Mutation(
-        "jobs are read although the API server drops their fields",
-        (
-            Edit(
-                "operator/tensafe_operator/ledger_guard.py",
-                "if self._why_dropped:\n            r",
-                "if False:\n            r",
-            ),
-        ),
-        ("tests/operator/test_ledger_guard.py::test_crds_that_lack_a_field_are_older_and_no_job_is_read_with_them",),
-    ),
-    Mutation(
-        "a smaller epsilon is written without a look at the CRDs",
-        (Edit("operator/tensafe_operator/reconcile.py", "fallen = has_fallen(observed", "fallen = not (observed"),),
-        ("tests/operator/test_dropped_fields.py::test_figure_that_falls_for_another_reason_waits_for_the_crds",),
-    ),
-    Mutation(
-        "a ledger that has lost its earlier steps is counted",
-        (Edit("operator/tensafe_operator/plan/ledger.py", "if has_lost_fields(found):", "if False:"),),
-        ("tests/operator/test_dropped_fields.py::test_ledger_that_was_stored_under_older_crds_is_never_counted",),
-    ),
-    Mutation(
-        "a new ledger is used although it has lost fields at its creation",
-        (
-            Edit(
-                "operator/tensafe_operator/reconcile.py",
-                "                        if ledger_is_shortened(observed):\n",
-                "                        if False:\n",
-            ),
-        ),
-        ("tests/operator/test_dropped_fields.py::test_new_ledger_without_its_fields_starts_no_job",),
     ),
     Mutation(
         "a status is written although that deletes fields of its job",
@@ -163,48 +131,6 @@ CLUSTER: tuple[Mutation, ...] = (
         ),
         (
             "tests/operator/runtime/test_api_client.py::test_status_is_written_with_the_spec_whose_fields_the_crd_must_know",
-        ),
-    ),
-    Mutation(
-        "an attempt is decided on by a job that was read without its fields",
-        (Edit("operator/tensafe_operator/reconcile.py", "        _check_spec(cached.job, again.job)\n", ""),),
-        ("tests/operator/test_dropped_fields.py::test_no_attempt_ends_by_a_job_that_was_read_without_its_fields",),
-    ),
-    Mutation(
-        "jobs are decided on with copies that were read under older CRDs",
-        (Edit("operator/tensafe_operator/ledger_guard.py", "self._reads_again |= bool(self._why_dropped)", "pass"),),
-        (
-            "tests/operator/test_ledger_guard.py::test_crds_that_lack_a_field_are_older_and_no_job_is_read_with_them",
-            "tests/operator/test_ledger_guard.py::test_everything_is_read_again_once_the_crds_are_back_for_some_seconds",
-        ),
-    ),
-    Mutation(
-        "a field that has its default again counts as never changed",
-        (
-            Edit(
-                API + "spec_digest.py",
-                'fields = spec.model_dump(by_alias=True, mode="json", exclude_defaults=True)',
-                'fields = spec.model_dump(by_alias=True, include={"mechanism"}, mode="json", exclude_defaults=True)',
-            ),
-        ),
-        ("tests/api/test_spec_digest.py::test_lost_field_is_noticed_also_when_it_has_its_default_again",),
-    ),
-    Mutation(
-        "a trainer acquires a ledger that has lost fields of its spec",
-        (Edit(TRAINER + "ledger/kubernetes.py", "if has_lost_fields(found):", "if False:"),),
-        (
-            "tests/trainer_image/ledger/test_concurrent_writers.py::test_ledger_that_has_lost_fields_of_its_spec_is_not_acquired",
-        ),
-    ),
-    Mutation(
-        "figures are computed from a ledger that has lost fields of its spec",
-        (
-            Edit("operator/tensafe_kubectl/figures.py", "if has_lost_fields(ledger):", "if False:"),
-            Edit(TRAINER + "verification/ledgers.py", "if has_lost_fields(ours[0]):", "if False:"),
-        ),
-        (
-            "tests/kubectl/test_figures.py::test_plugin_computes_nothing_from_a_ledger_that_has_lost_fields",
-            "tests/kubectl/test_figures.py::test_no_statement_is_verified_with_a_ledger_that_has_lost_fields",
         ),
     ),
     Mutation(
@@ -228,62 +154,6 @@ CLUSTER: tuple[Mutation, ...] = (
         (
             "tests/trainer_image/ledger/test_concurrent_writers.py::test_answer_to_a_charge_that_lacks_a_field_pays_for_no_step",
         ),
-    ),
-    Mutation(
-        "a ledger is opened under CRDs that have just become older",
-        (Edit("operator/tensafe_operator/reconcile.py", " or _opens_ledger(decision)", ""),),
-        ("tests/operator/test_dropped_fields.py::test_ledger_is_opened_only_soon_after_the_crds_were_read",),
-    ),
-    Mutation(
-        "a CRD of ledgers that has lost its rules counts as their guard",
-        (Edit("operator/tensafe_operator/served_rules.py", "return list(dict.fromkeys(lost))", "return []"),),
-        (
-            "tests/operator/test_served_rules.py::test_crd_that_accepts_more_has_lost_rules",
-            "tests/operator/test_ledger_guard.py::test_crd_of_ledgers_without_its_rules_is_no_guard",
-        ),
-    ),
-    Mutation(
-        "a stored version of a CRD that drops fields is not noticed",
-        (
-            Edit(
-                "operator/tensafe_operator/served_fields.py",
-                'if each["storage"] or (each["name"] == VERSION and each["served"])',
-                'if each["name"] == VERSION and each["served"]',
-            ),
-        ),
-        ("tests/operator/test_ledger_guard.py::test_version_in_which_objects_are_stored_keeps_every_field",),
-    ),
-    Mutation(
-        "a ledger that has lost its status counts as one that was never acquired",
-        (
-            Edit(
-                "operator/tensafe_operator/plan/ledger.py",
-                'if is_known and not found.get("status") and',
-                "if False and",
-            ),
-        ),
-        ("tests/operator/test_dropped_fields.py::test_ledger_that_has_lost_its_charges_is_never_counted",),
-    ),
-    Mutation(
-        "an older CRD of ledgers counts as their guard",
-        (Edit("operator/tensafe_operator/served_rules.py", "version < GUARD_VERSION", "version < 0"),),
-        ("tests/operator/test_served_rules.py::test_crd_that_accepts_more_has_lost_rules",),
-    ),
-    Mutation(
-        "jobs start although the CRD of ledgers has lost its rules",
-        (Edit("operator/tensafe_operator/ledger_guard.py", "not missing and not lost", "not missing"),),
-        ("tests/operator/test_ledger_guard.py::test_crd_of_ledgers_without_its_rules_is_no_guard",),
-    ),
-    Mutation(
-        "a policy with weaker rules counts as the guard of ledgers",
-        (
-            Edit(
-                "crds/tensafe_api/admission_policy.py",
-                'return matched["resourceRules"] == rules and ',
-                "return ",
-            ),
-        ),
-        ("tests/api/test_admission_policy.py::test_weakened_policy_is_not_enforced",),
     ),
     Mutation(
         "the status has what a container wrote before it ended",

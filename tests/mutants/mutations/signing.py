@@ -376,8 +376,8 @@ SIGNING: tuple[Mutation, ...] = (
         (
             Edit(
                 OPERATOR + "plan/admission.py",
-                "    if problem := _find_shared_signing_key(completed.spec):\n",
-                '    if problem := (_find_shared_signing_key(completed.spec) and ""):\n',
+                "if problem := _find_shared_signing_key(spec) or local:",
+                "if problem := local:",
             ),
         ),
         ("tests/operator/plan/test_admission.py::test_signing_key_that_the_job_gives_to_every_worker_is_rejected",),

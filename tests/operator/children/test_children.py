@@ -31,6 +31,7 @@ from e2e.platform.fixtures.polling import wait_until
 from tensafe_api.manifest import ManifestError, load_manifest
 from tensafe_api.resolve import resolve_job
 from tensafe_operator.children import Manifest, access, configuration, ledger, matches, network
+from tensafe_operator.kinds import SHARED_KINDS
 
 
 def test_labels_for_schedulers_are_on_the_ray_job_and_never_replace_ours() -> None:
@@ -94,10 +95,11 @@ def test_no_label_of_the_job_is_copied() -> None:
     assert all("argo" not in text_of(each) for each in children(job) if each["kind"] != "ConfigMap")
 
 
-def test_job_owns_all_its_objects_except_the_ledger() -> None:
+def test_job_owns_all_its_objects_except_the_ledger_and_those_that_jobs_share() -> None:
     job = admitted(FEW_FIELDS)
-    assert children(job)[0]["kind"] == "ServiceAccount"
-    assert {each["metadata"]["ownerReferences"][0]["uid"] for each in children(job)} == {"11111111-2222"}
+    owners = {each["kind"]: each["metadata"].get("ownerReferences") for each in children(job)}
+    assert {kind for kind, found in owners.items() if found is None} == set(SHARED_KINDS)
+    assert {found[0]["uid"] for found in owners.values() if found} == {"11111111-2222"}
     made = ledger.ledger(job, resolve_job(job)[1], access.job_key(job))
     assert "ownerReferences" not in made["metadata"]
     assert made["metadata"]["name"] == "claims-triage-11111111"
@@ -149,18 +151,6 @@ def test_keys_differ_by_job_and_by_process_and_the_ledger_names_its_key(monkeypa
     spec = ledger.ledger(job, resolve_job(job)[1], one)["spec"]
     assert spec["keySecretName"] == one["metadata"]["name"]
     assert spec["keyDigest"] == access.key_digest(one) != access.key_digest(other)
-
-
-def test_account_of_a_job_has_a_name_that_no_user_can_know_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clouds give rights to the name of an account. A job's name is chosen by its author, and would choose them."""
-    job = admitted(FEW_FIELDS)
-    name = access.new_account_name(job)
-    assert name.startswith("claims-triage-11111111-") and name == access.new_account_name(job)
-    spec = ledger.ledger(job, resolve_job(job)[1], access.job_key(job))["spec"]
-    assert spec["serviceAccountName"] == name
-    monkeypatch.setattr(access, "_SEED", bytes(32))
-    assert access.new_account_name(job) != name
-    assert access.new_account_name(admitted(EVERY_FIELD)) == "federated"
 
 
 @pytest.mark.parametrize("place", ["labels", "ingress", "port", "spec"])

@@ -187,16 +187,16 @@ def test_volume_of_a_job_may_have_the_name_of_ours(taken: list[str]) -> None:
 
 def test_pull_secrets_of_the_chart_reach_every_pod_that_names_none() -> None:
     """The head runs under the namespace's account `default`, so its template has them. Workers have them from the
-    account that is created for the job, and an account that the job names keeps its own.
+    account that jobs share, and an account that the job names keeps its own.
     """
     settings = replace(SETTINGS, pull_secrets=("mirror", "other"))
     expected = [{"name": "mirror"}, {"name": "other"}]
-    account = access.account(admitted(FEW_FIELDS), "made", settings)
+    account = access.account(admitted(FEW_FIELDS), settings)
     head, worker = pods(admitted(FEW_FIELDS), settings)
     assert account is not None
     assert (account["imagePullSecrets"], head["spec"]["imagePullSecrets"]) == (expected, expected)
     assert "imagePullSecrets" not in worker["spec"], "Kubernetes copies those of the account"
-    assert access.account(admitted(EVERY_FIELD), "federated", settings) is None
+    assert access.account(admitted(EVERY_FIELD), settings) is None
     for pod in pods(admitted(EVERY_FIELD), settings):
         assert pod["spec"]["imagePullSecrets"] == [{"name": "pull"}], "the job's own come first"
     named = admitted({"spec.cluster.serviceAccountName": "federated"})

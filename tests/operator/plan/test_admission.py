@@ -87,10 +87,10 @@ def test_adjacency_stays_as_admitted_whatever_the_annotations_become(first: dict
     cluster.job["metadata"]["annotations"] = {} if first else {"tensafe.io/unit-at-least": "5000"}
     found = cluster.observe()
     opened = parse_ledger_spec(found.ledger)
-    admitted = admit(found.job, opened)
+    admitted = admit(found.job, opened, lambda figure: figure.compute())
     assert isinstance(admitted, Admitted) and opened is not None
     kept = with_ledger_values(admitted, opened)
-    assert kept.plan.mechanism.adjacency == adjacency
+    assert kept.claim.mechanism.adjacency == adjacency
     assert resolve_job(kept.job)[1].mechanism == opened.mechanism
     operator.settle()
     assert cluster.status["privacy"]["adjacency"] == adjacency
@@ -102,8 +102,8 @@ def test_ledger_opened_with_rdp_keeps_rdp() -> None:
     assert cluster.ledger is not None
     before = dict(cluster.status["privacy"])
     del cluster.job["spec"]["privacy"]["accountant"]
-    admitted = admit(cluster.observe().job, parse_ledger_spec(cluster.ledger))
-    assert isinstance(admitted, Admitted) and admitted.plan.accountant == "RDP"
+    admitted = admit(cluster.observe().job, parse_ledger_spec(cluster.ledger), lambda figure: figure.compute())
+    assert isinstance(admitted, Admitted) and admitted.claim.accountant == "RDP"
     cluster.job["metadata"]["annotations"] = {"changed": "yes"}
     operator.settle()
     assert cluster.ledger["spec"]["accountant"] == cluster.status["privacy"]["accountant"] == "RDP"

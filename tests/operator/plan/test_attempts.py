@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 
 from e2e.platform.fixtures.fake_cluster import SETTINGS, condition, running_job, start_next_attempt, started_job
@@ -229,25 +227,3 @@ def test_attempt_goes_on_where_its_ray_job_was_only_not_served_for_a_while() -> 
     operator.settle()
     assert cluster.status["phase"] == "Running" and condition(cluster, "Stalled")["status"] == "False"
     assert [each.get("endTime") for each in cluster.status["attempts"]] == [None]
-
-
-@pytest.mark.parametrize("number", [10, 63, 64])
-def test_ray_job_of_another_client_does_not_use_up_the_attempts(number: int) -> None:
-    """Any user who may create RayJobs can give one the job as its owner. The end of a job is final."""
-    cluster, operator = running_job()
-    name = f"claims-triage-a{number}"
-    forged = copy.deepcopy(cluster.ray_jobs["claims-triage-a1"])
-    forged["metadata"] |= {"name": name, "uid": "forged"}
-    cluster.ray_jobs[name] = forged
-    cluster.end_ray_job("FAILED")
-    cluster.pods = {}
-    operator.settle()
-    cluster.now += 60
-    operator.settle()
-    stalled = condition(cluster, "Stalled")
-    assert (cluster.status["phase"], stalled["reason"]) == ("Starting", "NameTaken")
-    assert f"RayJob {name} was not created by the operator: delete it" in stalled["message"]
-    del cluster.ray_jobs[name]
-    operator.settle()
-    assert [each["number"] for each in cluster.status["attempts"]] == [1, 2]
-    assert cluster.created[-1] == "claims-triage-a2"

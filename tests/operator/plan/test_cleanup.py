@@ -10,7 +10,7 @@ from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeOperator, Killed, r
 from tensafe_api.timestamps import format_time
 from tensafe_operator.job_tls import IssuerRef, JobTls, TlsMode
 from tensafe_operator.plan import decide
-from tensafe_operator.plan.cleanup import KEPT_SECONDS, RIGHTS_SECONDS
+from tensafe_operator.plan.cleanup import KEPT_SECONDS
 from tensafe_operator.plan.observed import Delete
 
 
@@ -109,7 +109,6 @@ def test_ended_job_is_deleted_after_its_ttl_and_not_before(ray_job: str, message
     cluster.end_ray_job(ray_job, message)
     operator.settle()
     assert cluster.status["completionTime"] == format_time(cluster.now)
-    assert own not in decide(cluster.observe(), cluster.now + 50, SETTINGS).actions, "pods are left"
     cluster.remove_terminating_pods()
     cluster.pods = {}
     operator.settle()
@@ -120,7 +119,7 @@ def test_ended_job_is_deleted_after_its_ttl_and_not_before(ray_job: str, message
     assert all(getattr(each, "kind", "") != "PrivacyLedger" for each in decision.actions)
 
 
-@pytest.mark.parametrize(("pods_ttl", "seconds"), [(None, RIGHTS_SECONDS), (1800, 1800)])
+@pytest.mark.parametrize(("pods_ttl", "seconds"), [(None, 50), (1800, 1800)])
 def test_pod_on_a_lost_node_keeps_no_ended_job_for_ever(pods_ttl: int | None, seconds: int) -> None:
     changes = {} if pods_ttl is None else {"spec__podsTTLSeconds": pods_ttl}
     cluster, operator = running_job(spec__ttlSecondsAfterFinished=50, **changes)
@@ -131,7 +130,6 @@ def test_pod_on_a_lost_node_keeps_no_ended_job_for_ever(pods_ttl: int | None, se
     assert own not in decide(cluster.observe(), cluster.now + seconds - 1, SETTINGS).actions
     decision = decide(cluster.observe(), cluster.now + seconds, SETTINGS)
     assert own in decision.actions
-    assert any(getattr(each, "kind", "") == "RoleBinding" for each in decision.actions), "the pod loses its rights, too"
 
 
 def test_job_without_a_ttl_is_never_deleted() -> None:
@@ -313,51 +311,3 @@ def test_no_secret_is_deleted_that_the_operator_did_not_name(name: str) -> None:
         if isinstance(each, Delete) and each.kind == "Secret"
     ]
     assert "keyDeleted" not in cluster.status
-
-
-def test_rights_of_an_ended_job_are_deleted_once_its_pods_are_gone() -> None:
-    """A worker may still write the end into the ledger while the job's RayJob reports it."""
-    cluster, operator = running_job()
-    cluster.record_outcome("Completed")
-    cluster.end_ray_job("SUCCEEDED")
-    operator.settle()
-    assert cluster.status["phase"] == "Succeeded" and cluster.pods
-    assert "RoleBinding" in cluster.corrected
-    cluster.pods.clear()
-    operator.settle()
-    assert set(cluster.corrected) == {"NetworkPolicy"}
-
-
-def test_pod_that_stays_keeps_the_rights_of_an_ended_job_for_five_minutes() -> None:
-    """Any user may give a pod the labels of a job. With these rights its account could raise the epsilon later."""
-    cluster, operator = running_job()
-    cluster.record_outcome("Completed")
-    cluster.end_ray_job("SUCCEEDED")
-    operator.settle()
-    cluster.now += RIGHTS_SECONDS - 1
-    operator.settle()
-    assert "RoleBinding" in cluster.corrected
-    assert operator.wake == cluster.now + 1
-    cluster.now += 1
-    operator.settle()
-    assert cluster.pods and set(cluster.corrected) == {"NetworkPolicy"}
-
-
-def test_rights_stay_between_two_attempts() -> None:
-    cluster, operator = running_job()
-    cluster.end_ray_job("FAILED", "exit code 64")
-    cluster.remove_terminating_pods()
-    operator.settle()
-    assert "RoleBinding" in cluster.corrected
-
-
-def test_role_binding_of_another_name_is_not_deleted() -> None:
-    """Any user may give a RoleBinding the job's labels and owner."""
-    cluster, operator = running_job()
-    cluster.record_outcome("Completed")
-    cluster.end_ray_job("SUCCEEDED")
-    operator.settle()
-    cluster.pods.clear()
-    cluster.corrected["RoleBinding"]["metadata"]["name"] = "admins"
-    operator.settle()
-    assert "RoleBinding" in cluster.corrected

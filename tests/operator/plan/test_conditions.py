@@ -7,7 +7,8 @@ import pytest
 from tensafe_api.reasons import ConditionType, Phase, Reason
 from tensafe_api.resources.status import Condition, Status, WorkerCount
 from tensafe_api.timestamps import format_time
-from tensafe_operator.plan.conditions import RULES, Finding, JobState, set_conditions, status_of_failed_reconcile
+from tensafe_operator.plan.blockers import Blocker
+from tensafe_operator.plan.conditions import RULES, Finding, JobState, set_conditions, stalled_status
 
 
 def without_own_reason(status: Status, state: JobState) -> list[Condition]:
@@ -139,9 +140,12 @@ def test_finding_has_its_own_reason_or_that_of_the_state(
     assert (queued.status, (queued.reason, queued.message)) == (str(holds), shown)
 
 
+FAILED = Blocker(Reason.INTERNAL_ERROR, "", "The operator failed with KeyError")
+
+
 def test_failed_reconcile_changes_the_condition_stalled_alone() -> None:
     before = status_in(Phase.RUNNING)
-    after = status_of_failed_reconcile(before.model_dump(by_alias=True, mode="json"), "KeyError", 1e9)
+    after = stalled_status(before.model_dump(by_alias=True, mode="json"), FAILED, 1e9)
     changed = [new for old, new in zip(before.conditions, after.conditions, strict=True) if old != new]
     assert [(each.type, each.status, each.reason) for each in changed] == [("Stalled", "True", "InternalError")]
     assert "KeyError" in changed[0].message
@@ -149,4 +153,4 @@ def test_failed_reconcile_changes_the_condition_stalled_alone() -> None:
 
 def test_failed_reconcile_of_a_job_that_has_ended_is_not_shown() -> None:
     ended = status_in(Phase.SUCCEEDED)
-    assert status_of_failed_reconcile(ended.model_dump(by_alias=True, mode="json"), "KeyError", 1e9) == ended
+    assert stalled_status(ended.model_dump(by_alias=True, mode="json"), FAILED, 1e9) == ended

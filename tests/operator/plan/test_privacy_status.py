@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 
 from e2e.platform.fixtures.fake_cluster import FakeCluster, running_job
-from tensafe_api.resources.status import Status
 from tensafe_api.timestamps import format_time
-from tensafe_operator.plan.ledger import count_after_failure
 
 
 def test_running_job_shows_the_spent_epsilon() -> None:
@@ -46,20 +44,6 @@ def test_charges_count_whatever_the_time_of_the_last_step_is(time: str, shown: s
     operator.settle()
     assert cluster.status["privacy"]["stepsCharged"] == 10
     assert checkpoint_times(cluster) == [shown]
-
-
-def test_charges_count_where_the_rest_of_the_ledger_cannot_be_shown() -> None:
-    cluster, _ = running_job()
-    cluster.charge(5)
-    before = Status.model_validate(cluster.status, by_alias=True, by_name=False)
-    after = count_after_failure(before, cluster.ledger)
-    assert (before.privacy.steps_charged, after.privacy.steps_charged) == (5, 10)
-    assert float(after.privacy.epsilon_spent or 0) > float(before.privacy.epsilon_spent or 0) > 0
-    assert after.model_copy(update={"privacy": before.privacy}) == before, "nothing else of the ledger is read"
-    assert count_after_failure(after, running_job()[0].ledger).privacy == after.privacy, "epsilon never falls"
-    assert count_after_failure(before, None) == before
-    other = before.model_copy(update={"ledger_uid": "other"})
-    assert count_after_failure(other, cluster.ledger) == other
 
 
 def publish_checkpoint(cluster: FakeCluster) -> None:

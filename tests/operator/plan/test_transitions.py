@@ -41,8 +41,9 @@ def reasons(events: list[Transition]) -> list[str]:
 def test_successful_job_has_few_events() -> None:
     cluster = FakeCluster.with_job()
     log = EventLog(cluster)
-    assert reasons(log.settle()) == ["AttemptStarted"]
+    assert log.settle() == [], "KubeRay has not answered yet"
     cluster.start_pods()
+    assert reasons(log.settle()) == ["AttemptStarted"]
     cluster.acquire_ledger()
     cluster.charge(10)
     assert reasons(log.settle()) == ["Running"]
@@ -61,6 +62,7 @@ def test_failed_attempt_is_a_warning_and_the_next_attempt_an_event() -> None:
     log = EventLog(cluster)
     log.settle()
     cluster.start_pods()
+    log.settle()
     cluster.end_ray_job("FAILED", "Job failed: driver exited with exit code 69")
     first = log.settle()
     assert reasons(first) == ["ResourcesMissing"]
@@ -68,6 +70,8 @@ def test_failed_attempt_is_a_warning_and_the_next_attempt_an_event() -> None:
     assert first[0].message.startswith("attempt 1: ")
     cluster.remove_terminating_pods()
     cluster.now += 60
+    log.settle()
+    cluster.start_pods()
     assert "AttemptStarted" in reasons(log.settle())
 
 

@@ -22,7 +22,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, cast
 
 from kubernetes import client
@@ -31,7 +30,6 @@ from urllib3.exceptions import HTTPError
 from tensafe_api.resources.job import GROUP, VERSION
 from tensafe_api.resources.ledger import MAX_PUBLISHED_CHECKPOINTS
 from tensafe_api.resources.status import EvaluationResult, Progress
-from tensafe_api.spec_digest import has_lost_fields
 from tensorguard.backoff import RETRY_SECONDS, retry_delays
 from tensorguard.ledger.contract import (
     Fenced,
@@ -51,8 +49,6 @@ STARTING_SECONDS = 20.0
 """How long an API server may take, from its first answer, to load every role."""
 _CONFLICT, _TOO_MANY, _NOT_FOUND = 409, 429, 404
 _STARTING = (401, 403)
-_OPTIONAL = ("outcome", "dataset_digest", "model_weights", "chat_template_digest")
-"""The optional values of a ledger's state, besides the signers of checkpoints."""
 _BY_POLICY = re.compile("denied (the )?request")
 """The start of the message with which an admission policy or webhook refuses a request."""
 
@@ -239,22 +235,11 @@ class KubernetesLedger(LedgerWriter):
         return found
 
     def _check_same(self, found: LedgerState, expected: LedgerState | None) -> None:
-        """Refuse a state that is not what this process wrote.
-
-        Raises:
-            LedgerUnreachable: only the spec differs, which no client can change, or fields are missing: the CRDs have
-                become older.
-            LedgerCorrupt: another process has written.
-        """
-        if found == expected:
-            return
-        if expected is not None and replace(_with_lost_fields(found, expected), spec=expected.spec) == expected:
-            raise LedgerUnreachable(_without_fields(self._name))
-        raise LedgerCorrupt(_foreign_write(self._name))
+        """Refuse a state that is not what this process wrote. Raises LedgerCorrupt."""
+        if found != expected:
+            raise LedgerCorrupt(_foreign_write(self._name))
 
     def _state(self, found: dict[str, Any]) -> LedgerState:
-        if has_lost_fields(found):
-            raise LedgerUnreachable(_without_fields(self._name))
         state = decode(found)
         if state.length < self._max_length:
             raise LedgerCorrupt(
@@ -311,22 +296,6 @@ def _foreign_write(name: str) -> str:
         f"{name} is not what this process wrote: another process has written to it as this pod; see who may create "
         "tokens of the job's service account"
     )
-
-
-def _without_fields(name: str) -> str:
-    return (
-        f"the API server returns {name} without fields that it had, as with CRDs of an earlier release: apply crds/ of "
-        "the operator's release"
-    )
-
-
-def _with_lost_fields(found: LedgerState, expected: LedgerState) -> LedgerState:
-    """`found` with the optional values of `expected` that it does not have."""
-    lost = {name: getattr(expected, name) for name in _OPTIONAL if getattr(found, name) is None}
-    if len(found.checkpoints) == len(expected.checkpoints):
-        published = zip(found.checkpoints, expected.checkpoints, strict=True)
-        lost["checkpoints"] = tuple(ours if replace(ours, signer=None) == each else each for each, ours in published)
-    return replace(found, **lost)
 
 
 def _server_message(error: client.ApiException) -> str:

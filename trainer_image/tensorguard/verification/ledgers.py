@@ -56,7 +56,6 @@ def find_cluster_ledger(api: client.CustomObjectsApi, namespace: str, job_uid: s
     from urllib3.exceptions import HTTPError
 
     from tensafe_api.resources.job import GROUP, VERSION
-    from tensafe_api.spec_digest import LOST_FIELDS, has_lost_fields
     from tensorguard.ledger.kubernetes import PLURAL, REQUEST_SECONDS
     from tensorguard.ledger.kubernetes_object import decode
 
@@ -71,8 +70,6 @@ def find_cluster_ledger(api: client.CustomObjectsApi, namespace: str, job_uid: s
     ours = [each for each in found["items"] if each.get("spec", {}).get("jobUID") == job_uid]
     if not ours:
         raise NotVerified(LEDGER, f"the namespace {namespace} has no ledger of the job with UID {job_uid}")
-    if has_lost_fields(ours[0]):
-        raise NotVerified(LEDGER, LOST_FIELDS)
     try:
         return LedgerHistory([decode(ours[0])], f"{namespace}/{ours[0]['metadata']['name']}")
     except LedgerError as error:
