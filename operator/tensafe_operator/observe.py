@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import replace
-from typing import Any
 
 from tensafe_api.resources.job import KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
@@ -19,11 +18,10 @@ from tensafe_operator.children import Manifest
 from tensafe_operator.kinds import CORRECTED_KINDS, ray_cluster_of, trim
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
 from tensafe_operator.runtime.api_client import ApiClient
-from tensafe_operator.runtime.api_errors import FORBIDDEN, ApiError, ApiUnavailable, UnknownKind
+from tensafe_operator.runtime.api_errors import FORBIDDEN, ApiError, UnknownKind
 from tensafe_operator.runtime.cache import Cache
 from tensafe_operator.runtime.objects import Key
 
-_TRIES = 5
 _LONGEST = 1024
 """Of a text in an Event. The API server bounds none of them."""
 
@@ -44,40 +42,23 @@ def observe_cached(cache: Cache[ClusterWarning], key: Key) -> Observed | None:
 
 
 async def observe(api: ApiClient, namespace: str, name: str, known: Observed | None = None) -> Observed | None:
-    """A job and its children at one moment, read from the API server; None if the job is deleted.
+    """A job and its children, read from the API server; None if the job is deleted.
 
-    The job is read again after its children, with the same spec and status. Otherwise, if another process writes it (a
-    second operator by mistake), its status could record a RayJob that was created after the RayJobs were listed. That
-    RayJob would look like a deleted one. The job's labels may change: a user who changes them all the time would
-    otherwise keep it from starting and ending.
+    The job is read before its children. So each RayJob that its status names was created before the RayJobs were
+    listed: one that is not in the list was deleted. If the job changes meanwhile, its status is not written.
 
     Args:
-        known: the job as it was read before, with its figures and its corrected objects, which are not read again.
+        known: the job as it was observed before: its figures and its corrected objects are not read again.
 
     Raises:
-        ApiUnavailable: if the job changes during each of several tries, or the API server does not answer.
+        ApiUnavailable: if the API server does not answer.
     """
-    job = known.job if known else await api.get(KIND, namespace, name)
-    corrected: tuple[Object, ...] | None = known.corrected if known else None
-    for _ in range(_TRIES):
-        if job is None:
-            return None
-        if corrected is None:
-            corrected = await _corrected(api, namespace, job)
-        children = await _observe_children(api, namespace, name, job)
-        before, job = job, await api.get(KIND, namespace, name)
-        if job is not None and _is_same(before, job):
-            return replace(children, job=job, corrected=corrected, figures=known.figures if known else {})
-    raise ApiUnavailable(f"{namespace}/{name} has changed {_TRIES} times while it was read")
-
-
-def _is_same(before: Object, after: Object) -> bool:
-    """Whether a job still has its spec, its status and no other deletion, which raises the generation too."""
-
-    def compared(job: Object) -> tuple[Any, ...]:
-        return job["metadata"]["uid"], job["metadata"].get("generation"), job.get("status")
-
-    return compared(before) == compared(after)
+    job = await api.get(KIND, namespace, name)
+    if job is None:
+        return None
+    corrected = await _corrected(api, namespace, job) if known is None else known.corrected
+    children = await _observe_children(api, namespace, name, job)
+    return replace(children, job=job, corrected=corrected, figures=known.figures if known else {})
 
 
 async def observe_profile(api: ApiClient, job: Object) -> Object | None:

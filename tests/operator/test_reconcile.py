@@ -7,7 +7,6 @@ RayJob, creates pods as objects, and writes the ledger with the bound token of t
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -21,7 +20,6 @@ from e2e.platform.fakes import statuses
 from e2e.platform.fixtures.job_harness import FINAL, JobHarness
 from e2e.platform.fixtures.polling import wait_until
 from tensafe_api.fixes import Fix
-from tensafe_api.resources.job import KIND
 from tensafe_operator import names
 from tensafe_operator.plan.predecessors import DELETED_SECONDS
 from tensafe_operator.runtime.api_client import ApiClient
@@ -296,23 +294,6 @@ def test_job_that_a_finalizer_keeps_ends_its_training_when_it_is_deleted(cluster
     released = json.dumps({"metadata": {"finalizers": None}})
     cluster.plane.kubectl(*where, "patch", "tsj", cluster.name, "--type=merge", "-p", released)
     wait_until(lambda: cluster.get("tsj", cluster.name) is None)
-
-
-def test_job_starts_although_a_user_changes_its_labels_all_the_time(cluster: JobHarness) -> None:
-    numbers = itertools.count()
-
-    class Relabelled(ApiClient):
-        """A user changes a label before each read of the job."""
-
-        async def get(self, kind: str, namespace: str | None, name: str) -> dict[str, Any] | None:
-            if kind == KIND:
-                label = ("label", "tsj", name, f"number={next(numbers)}", "--overwrite")
-                cluster.plane.kubectl("-n", cluster.namespace, *label)
-            return await super().get(kind, namespace, name)
-
-    cluster.apply()
-    cluster.reconcile(passes=2, api=Relabelled, patient=False)
-    assert cluster.get("rayjob", "claims-triage-a1") is not None
 
 
 def test_attempt_does_not_end_while_the_api_server_does_not_serve_ray_jobs(cluster: JobHarness) -> None:
