@@ -10,7 +10,7 @@ import re
 
 from tensafe_operator.runtime.objects import Manifest
 
-BAD_REQUEST, FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 400, 403, 404, 409, 422
+FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 403, 404, 409, 422
 _CONTENT_TOO_LARGE, _TOO_MANY = 413, 429
 _FAILED_WEBHOOK = "failed calling webhook"
 """How the API server reports, with HTTP status 500, an admission webhook that fails."""
@@ -32,11 +32,6 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
 
-    @property
-    def by_policy(self) -> bool:
-        """Whether an admission policy or webhook of the cluster refuses it, and not the API server itself."""
-        return _BY_POLICY.search(str(self)) is not None
-
 
 class AlreadyExists(ApiError):
     """An object of this name exists. A conflict without that is for instance of a quota that others use, too."""
@@ -48,10 +43,6 @@ class UnknownKind(ApiError):
 
 class UnknownFields(ApiError):
     """The API server does not know fields of the object, and would drop them. `str()` names them."""
-
-
-class ObjectTooLarge(ApiError):
-    """The object would have more bytes than the API server, or its database, can store."""
 
 
 class ApiUnavailable(Exception):
@@ -75,7 +66,7 @@ def error_of(status: int, document: Manifest, message: str) -> ApiError | ApiUna
     """
     for_etcd = status >= 500 and any(each in message for each in _TOO_LARGE)
     if status == _CONTENT_TOO_LARGE or for_etcd:
-        return ObjectTooLarge(status, message)
+        return ApiError(status, message)  # it would be refused again
     if status == _TOO_MANY or status >= 500:
         answered = f"the API server answers with HTTP status {status} ({message})"
         return ApiUnavailable(answered, webhook=_FAILED_WEBHOOK in message)
