@@ -63,13 +63,17 @@ class AskedFigures:
 
     Attributes:
         exact: whether ε spent is that of exactly the charged steps.
+        counted: whether the status has the final figures of these charges, so that none is asked for.
     """
 
     ask: Ask
     exact: bool = False
+    counted: bool = False
 
     def spent(self, claim: Claim, charged: int) -> Spent | None:
         """See `status_fold.Figures`."""
+        if self.counted:
+            return None
         allowed = self.ask(AllowedSteps(claim))
         if allowed is None:
             return None

@@ -24,7 +24,7 @@ from tensafe_operator.plan.parsing import (
     parse_ledger_spec,
     parse_ledger_status,
 )
-from tensafe_operator.plan.privacy_status import fold_ledger
+from tensafe_operator.plan.privacy_status import fold_ledger, steps_charged
 from tensafe_operator.plan.suspension import SUSPENDED
 
 
@@ -106,7 +106,10 @@ def count_charges(draft: Draft, *, exact: bool = False) -> LedgerStatus | None:
         return None
     spec, record = parse_ledger_spec(found), parse_ledger_status(found)
     if spec is not None and record is not None:
-        draft.status = fold_ledger(draft.status, Claim.of(spec), record, draft.figures(exact=exact))
+        has_ended = Phase(draft.status.phase or Phase.PENDING).final
+        counted = has_ended and steps_charged(record) == draft.status.privacy.steps_charged
+        figures = draft.figures(exact=exact, counted=counted)
+        draft.status = fold_ledger(draft.status, Claim.of(spec), record, figures)
     return record
 
 

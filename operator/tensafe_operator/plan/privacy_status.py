@@ -25,7 +25,8 @@ def fold_ledger(status: Status, claim: Claim, ledger: LedgerStatus | None, figur
     return fold_records(status, claim, records, figures)
 
 
-def _charged(ledger: LedgerStatus) -> int:
+def steps_charged(ledger: LedgerStatus) -> int:
+    """Return how many steps a ledger records over all attempts."""
     return sum(charge.steps for charge in ledger.charges)
 
 
@@ -41,7 +42,7 @@ def _checkpoint_times(status: Status, ledger: LedgerStatus) -> Mapping[str, floa
         newest is not None
         and times.get(newest.uri) is None
         and newest.step == ledger.progress.step
-        and newest.steps_charged == _charged(ledger)
+        and newest.steps_charged == steps_charged(ledger)
     ):
         times[newest.uri] = parse_time(ledger.progress.last_update_time)
     return times
@@ -49,7 +50,7 @@ def _checkpoint_times(status: Status, ledger: LedgerStatus) -> Mapping[str, floa
 
 def _records(ledger: LedgerStatus, times: Mapping[str, float | None]) -> JobRecords:
     return JobRecords(
-        steps_charged=_charged(ledger),
+        steps_charged=steps_charged(ledger),
         steps_recharged=ledger.steps_recharged,
         progress=ledger.progress,
         evaluations=ledger.evaluations,

@@ -127,6 +127,23 @@ def test_job_ends_with_the_epsilon_of_exactly_its_charged_steps() -> None:
     assert float(cluster.status["privacy"]["epsilonSpent"]) == pytest.approx(claim.epsilon(17), abs=0.001)
 
 
+def test_job_that_has_ended_needs_figures_for_late_charges_alone() -> None:
+    """An operator that starts again looks at each job that has ended."""
+    cluster, operator = running_job()
+    cluster.record_outcome("Completed")
+    cluster.end_ray_job("SUCCEEDED")
+    operator.settle()
+    assert cluster.status["phase"] == "Succeeded"
+    ended = without_figures(cluster)
+    assert ended.figures == () and ended.status.privacy.steps_charged == 5
+    cluster.charge(2)
+    claim = claim_of(cluster)
+    assert set(without_figures(cluster, {AllowedSteps(claim): (20, 1.0)}).figures) == {
+        AllowedSteps(claim),
+        Epsilon(claim, 7),
+    }
+
+
 def test_figure_that_cannot_be_computed_fails_the_decision() -> None:
     cluster = FakeCluster.with_job()
     (figure,) = without_figures(cluster).figures
