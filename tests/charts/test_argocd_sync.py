@@ -32,7 +32,7 @@ pytestmark = pytest.mark.cluster
 SYSTEM, CLINIC = "tensafe-system", "clinic"
 KINDS = "tsj,privacyledger,rayjob,configmap,secret,serviceaccount,networkpolicy,rolebinding"
 EXAMPLES = Path(__file__).parents[2] / "examples"
-OF_TRIAGE = {"TenSafeTrainingJob", "PrivacyLedger", "RayJob", "ConfigMap", "Secret", "NetworkPolicy", "RoleBinding"}
+OF_TRIAGE = {"TenSafeTrainingJob", "PrivacyLedger", "RayJob", "ConfigMap", "Secret", "NetworkPolicy"}
 SERVER_SIDE = {
     "metadata.name": "server-side",
     "spec.source.path": "more",
