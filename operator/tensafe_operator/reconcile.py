@@ -2,9 +2,10 @@
 
     observed (cache) ─► decide ─► irreversible? observe (API server) ─► decide ─► apply ─► write the status
 
-Every cause leads here: a watch event, a write of our own, an alarm, a retry, the periodic resync. Nothing is remembered
-between two calls, except which shared objects were just written. A stale cache is safe: the names of objects follow
-from the job and the attempt, the status is written under the version that was read, and the ledger fences attempts.
+`leading` takes the key of a job from the work queue and calls `Reconciler.reconcile`. Every cause leads here: a watch
+event, a write of our own, an alarm, a retry, the periodic resync, a figure that the accountant has computed. No decision
+is remembered between two calls. A stale cache is safe: the names of objects follow from the job and the attempt, the
+status is written under the version that was read, and the ledger fences attempts.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class Reconciler:
             cached: the job and its children as the cache has them.
 
         Returns:
-            When to reconcile again at the latest, in seconds since the epoch: now, after a step. None: when something
-            changes. The queue retries, with a growing delay, what raises an exception.
+            When to reconcile again at the latest, in seconds since the epoch: at once where an object or the status was
+            written; None: when something changes. The queue retries, with a growing delay, what raises an exception.
         """
         observed = replace(cached, figures=self._accountant.known(key), kuberay=await self._api.knows("RayJob"))
         try:
@@ -86,7 +87,7 @@ class Reconciler:
                 raise refused
             return self._clock() if stored or created else decision.wake
         except (ApiUnavailable, ApiError):
-            raise
+            raise  # also `Refused`, which the status shows
         except Exception as error:
             await self._report_failure(observed.job, error)
             raise
@@ -97,7 +98,7 @@ class Reconciler:
         return decision
 
     async def report_problem(self, job: Object, problem: str) -> None:
-        """Show in the status of a job that no job is reconciled, because of a problem of the installation."""
+        """Show a problem of the installation, because of which no job is reconciled, in the status of a job."""
         blocker = Blocker(Reason.GUARD_MISSING, "", problem)
         await self._write(job, stalled_status(job.get("status") or {}, blocker, self._clock()))
 

@@ -3,14 +3,16 @@
 The package is pure: no I/O, and the time is an argument. This file is the decision list. Each step either returns, with
 a comment that names who acts next, or leaves the job to the step after it:
 
-    ended? ─► deleted? ─► ledger lost? ─► rejected? ─► no ledger? ─► in conflict? ─► attempt open? ─► next attempt
+    ended? ─► deleted? ─► ledger lost? ─► calibrated? ─► rejected? ─► no ledger? ─► in conflict?
+      ─► attempt open? ─► next attempt
 
-Each policy has a file, and a test file of the same name. What ends something, and what starts another attempt, is
-marked `irreversible`: `reconcile` does it only on the API server's own answer. These invariants hold whatever is
-observed:
+Each policy has a file, and a test file of the same name. What ends or deletes something, starts a second or later
+attempt, or needs a profile is marked `irreversible`: `reconcile` does it only on the API server's own answer. The
+first attempt may start from the cache, because there is one leader, it handles a job once at a time, and its cache has
+its own writes. These invariants hold whatever is observed:
 
 - At most one attempt is open, and none starts while a pod of an earlier one is left.
-- The status records an attempt, and before it the ledger's UID, before the attempt's RayJob is created.
+- The status records an attempt, with the ledger's UID, before the attempt's RayJob is created.
 - A final phase never changes, and no number of charged steps falls.
 """
 
@@ -54,12 +56,6 @@ from tensafe_operator.plan.starting import answer_due, correct_children, has_pre
 from tensafe_operator.plan.suspension import SUSPENDED, excuse, suspend_attempt, withdraw_request
 from tensafe_operator.settings import Settings
 
-_PHASES = {
-    AttemptState.QUEUED: Phase.QUEUED,
-    AttemptState.STARTING: Phase.STARTING,
-    AttemptState.RUNNING: Phase.RUNNING,
-}
-
 
 def decide(observed: Observed, now: float, settings: Settings) -> Decision:
     """Return what to do for a job at the time `now`, in seconds since the epoch."""
@@ -80,8 +76,8 @@ def is_final(status: Status) -> bool:
 
 
 def _decide(draft: Draft) -> None:
-    status, found = draft.status, draft.observed.ledger
-    if is_final(status):
+    before, found = draft.status, draft.observed.ledger
+    if is_final(before):
         count_charges(draft, exact=True)
         delete_old_ray_jobs(draft, final=True)
         delete_job_key(draft)
@@ -91,10 +87,10 @@ def _decide(draft: Draft) -> None:
         count_charges(draft)
         end_training(draft)
         return  # the API server removes the job once it has no finalizer
-    if is_lost(status.ledger_uid, found):
+    if is_lost(before.ledger_uid, found):
         fail_for_lost_ledger(draft)
         return  # the author creates a new job
-    opened = parse_ledger_spec(found) if status.ledger_uid is not None else None
+    opened = parse_ledger_spec(found) if before.ledger_uid is not None else None
     admitted = admit(draft.observed.job, opened, draft.ask)
     if admitted is None:
         report_calibration(draft)
@@ -105,17 +101,16 @@ def _decide(draft: Draft) -> None:
     if found is None:
         open_ledger(draft, admitted)
         return  # the API server returns the new ledger, or the author resumes a suspended job
-    if conflict := find_conflict(admitted, found, status):
+    if conflict := find_conflict(admitted, found, before):
         draft.set_state(conflict)
         return  # a user removes the ledger, or the cluster administrator installs the release that created it
     admitted, record = adopt_ledger(draft, admitted, found), parse_ledger_status(found)
-    asked, admitted = admitted, with_resolved(admitted, draft.status.resolved)
     delete_old_ray_jobs(draft, final=False)
     last = draft.status.attempts[-1] if draft.status.attempts else None
     if last is not None and last.end_time is None:
-        _decide_open_attempt(draft, admitted, record, last)
+        _decide_open_attempt(draft, with_resolved(admitted, draft.status.resolved), record, last)
         return
-    _decide_next_attempt(draft, asked, record, last)
+    _decide_next_attempt(draft, admitted, record, last)
 
 
 def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus | None, attempt: Attempt) -> None:
@@ -126,7 +121,7 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
         return
     if attempt.start_time is None and (due := answer_due(ray_job)) > draft.now:
         draft.wake_at(due)
-        return  # KubeRay answers, so that one write of the job's status shows the start and this
+        return  # KubeRay writes the RayJob's first status, so that one write of the job's status shows both
     correct_children(draft, admitted)
     attempt = remember_failed_pods(attempts.refresh(attempt, ray_job, record, draft.now), draft.observed)
     draft.record(attempt)
@@ -142,11 +137,11 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
     if assessment.state is AttemptState.STARTING:
         draft.set_state(diagnose(draft, Phase.STARTING) or JobState(Phase.STARTING, Reason.STARTING))
         return  # KubeRay starts the pods, an autoscaler adds a node, or a user removes the blocker
-    phase = _PHASES[assessment.state]
     is_running = assessment.state is AttemptState.RUNNING
     if is_running and not are_all_ready(draft.observed) and (blocked := diagnose(draft, Phase.STARTING)):
         draft.set_state(blocked)
         return  # as for a start: the attempt has lost a pod
+    phase = Phase.RUNNING if is_running else Phase.QUEUED
     draft.set_state(JobState(phase, assessment.reason, assessment.message))
     # The trainer charges the ledger, or Kueue admits the RayJob.
 
@@ -165,7 +160,7 @@ def _decide_without_ray_job(draft: Draft, admitted: Admitted, record: LedgerStat
             draft.set_state(JobState(Phase.STARTING, Reason.STARTING))
             return  # the next decision, once this status is stored
         start_attempt(draft, admitted, attempt)
-        return  # KubeRay creates the RayCluster
+        return  # KubeRay creates the RayCluster, or what `start_attempt` waits for
     if not draft.observed.kuberay:
         draft.set_state(starting_state(draft.observed, Phase.STARTING))
         draft.wake_at(draft.now + POLL_SECONDS)
