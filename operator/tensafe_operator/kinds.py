@@ -29,10 +29,6 @@ _LABELS = frozenset(
 )
 """The labels that decisions depend on. An object may have a megabyte of others."""
 _KEPT_FIELDS = ("apiVersion", "kind", "spec", "status")
-_KEPT = {"Pod": 1024}
-"""How many objects of a job decisions depend on. A job has at most 256 workers. Any user may create more pods with its
-label, and each decision looks at all of them. Names bound the number of the other objects (`names.job_uid_of`).
-"""
 _JOB_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration", COUNTED_ANNOTATION)
 """Annotations of a job that decisions depend on."""
 
@@ -95,5 +91,4 @@ KINDS = Kinds(
     # counts as missing, and gets them again.
     selectors=dict.fromkeys(("Pod", *CORRECTED_KINDS), names.JOB_UID),
     trim=trim,
-    kept=_KEPT,
 )

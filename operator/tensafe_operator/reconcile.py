@@ -3,9 +3,9 @@
     observed (cache) ─► decide ─► irreversible? observe (API server) ─► decide ─► apply ─► write the status
 
 `leading` takes the key of a job from the work queue and calls `Reconciler.reconcile`. Every cause leads here: a watch
-event, a write of our own, an alarm, a retry, the periodic resync, a figure that the accountant has computed. No decision
-is remembered between two calls. A stale cache is safe: the names of objects follow from the job and the attempt, the
-status is written under the version that was read, and the ledger fences attempts.
+event, a write of our own, an alarm, a retry, the periodic resync, a figure that the accountant has computed. No
+decision is remembered between two calls. A stale cache is safe: the names of objects follow from the job and the
+attempt, the status is written under the version that was read, and the ledger fences attempts.
 """
 
 from __future__ import annotations

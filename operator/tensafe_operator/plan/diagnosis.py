@@ -65,11 +65,9 @@ _IMAGE_REASONS = (
     *("SignatureValidationFailed", "ImageInspectError"),
 )
 _MISSING_OBJECT = re.compile(
-    r'(secret|configmap)s? "[^"]{0,300}" not found|find key .{0,300}? in (Secret|ConfigMap)|references non-existent'
+    r'(secret|configmap)s? "[^"]*" not found|find key .* in (Secret|ConfigMap)|references non-existent'
 )
-"""How a kubelet reports a Secret or ConfigMap that is missing or lacks a key: for a variable, and for a volume. A user
-may write an Event of a megabyte, so what lies between two words is bounded.
-"""
+"""How a kubelet reports a Secret or ConfigMap that is missing or lacks a key: for a variable, and for a volume."""
 _HOOK_FAILED = "PostStartHookError"
 """Its message has what the hook wrote, which is never copied."""
 
@@ -165,7 +163,7 @@ def _current_warnings(observed: Observed) -> Iterator[ClusterWarning]:
 
 def _refusal_of_warning(warning: ClusterWarning) -> Blocker | None:
     about, text = f"{warning.kind} {warning.name}", warning.message[:LONGEST]
-    if warning.reason == "FailedMount" and _MISSING_OBJECT.search(warning.message):
+    if warning.reason == "FailedMount" and _MISSING_OBJECT.search(text):
         return Blocker(Reason.SECRET_MISSING, about, text)
     if "exceeded quota" in text or "failed quota" in text:
         return Blocker(Reason.QUOTA_EXCEEDED, about, text)

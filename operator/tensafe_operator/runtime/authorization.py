@@ -17,10 +17,6 @@ from tensafe_operator.runtime.api_errors import ApiError, ApiUnavailable
 
 ALLOWED_SECONDS, DENIED_SECONDS = 60.0, 10.0
 """For how long an answer is used. A token that was revoked, and a right that was removed, still count for that long."""
-MAX_ANSWERS = 1000
-"""How many answers of each kind are kept: allowed, and not."""
-MAX_WAITING = 20
-"""How many requests with new tokens wait while the API server is asked about another."""
 _SCHEME = "bearer "
 OK, UNAUTHENTICATED, NOT_ALLOWED, UNAVAILABLE = 200, 401, 403, 503
 
@@ -35,18 +31,14 @@ class Authorizer:
 
     def __init__(self, api: ApiClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._api, self._clock = api, clock
-        self._allowed: dict[bytes, tuple[int, float]] = {}
-        """Digest of a token and a path → the answer, and until when it is used. No other answer takes a place here."""
-        self._denied: dict[bytes, tuple[int, float]] = {}
+        self._answers: dict[bytes, tuple[int, float]] = {}
+        """Digest of a token and a path → the answer, and until when it is used."""
         self._asking = asyncio.Lock()
-        self._pending = 0
-        """Requests that wait, and the one for which the API server is asked."""
 
     async def status(self, header: str, path: str) -> int:
         """The HTTP status for a request: 200, or 401 (no valid token), 403 (not allowed) or 503 (not known).
 
-        Requests with new tokens wait for each other, and never delay those with known ones. When too many wait, others
-        get 503 at once, except those with a token that was allowed when it was last used.
+        Requests with new tokens wait for each other, and never delay those with known ones.
 
         Args:
             header: the request's header Authorization; empty if it has none.
@@ -59,34 +51,25 @@ class Authorizer:
             return UNAUTHENTICATED
         if (known := self._known(digest)) is not None:
             return known
-        if self._pending > MAX_WAITING and digest not in self._allowed:
-            return UNAVAILABLE
-        self._pending += 1
-        try:
-            async with self._asking:
-                if (known := self._known(digest)) is not None:
-                    return known
+        async with self._asking:
+            if (known := self._known(digest)) is not None:
+                return known
+            try:
                 answer = await self._ask(token, path)
-                self._keep(digest, answer)
-                return answer
-        except (ApiUnavailable, ApiError):
-            return UNAVAILABLE
-        finally:
-            self._pending -= 1
+            except (ApiUnavailable, ApiError):
+                return UNAVAILABLE
+            self._keep(digest, answer)
+            return answer
 
     def _known(self, digest: bytes) -> int | None:
         """The answer that is still used, if there is one."""
-        answer, until = self._allowed.get(digest) or self._denied.get(digest) or (0, 0.0)
-        return answer if answer and self._clock() < until else None
+        answer, until = self._answers.get(digest, (UNAVAILABLE, 0.0))
+        return answer if self._clock() < until else None
 
     def _keep(self, digest: bytes, answer: int) -> None:
-        """Keep an answer in place of that which was kept for the token, and of the oldest one if there are too many."""
-        for answers in (self._allowed, self._denied):
-            answers.pop(digest, None)
-        kept, seconds = (self._allowed, ALLOWED_SECONDS) if answer == OK else (self._denied, DENIED_SECONDS)
-        while len(kept) >= MAX_ANSWERS:
-            del kept[next(iter(kept))]
-        kept[digest] = (answer, self._clock() + seconds)
+        now = self._clock()
+        self._answers = {each: kept for each, kept in self._answers.items() if kept[1] > now}
+        self._answers[digest] = (answer, now + (ALLOWED_SECONDS if answer == OK else DENIED_SECONDS))
 
     async def _ask(self, token: str, path: str) -> int:
         found = await self._api.review("TokenReview", {"token": token})

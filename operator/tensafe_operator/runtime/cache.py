@@ -5,8 +5,6 @@ secret, so an object counts as a child only in the namespace of its parent.
 
 `watch` and `resync` put objects in; `snapshot` returns a parent with all its children. A body may arrive late, twice or
 not at all. The cache can therefore be behind the API server, and an irreversible decision must not rest on it alone.
-Of some kinds, only so many objects are kept for a parent (`Kinds.kept`): those that came first. Another one is kept
-when it is listed, or changes, after one of them is gone.
 
 Bodies are trimmed (`Kinds.trim`) and kept as JSON text: dictionaries would take eight times the memory or more, and
 escapes for letters beyond ASCII up to three times.
@@ -15,7 +13,6 @@ escapes for letters beyond ASCII up to three times.
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -25,10 +22,6 @@ from tensafe_operator.runtime.objects import Key, Kinds, Manifest
 
 W = TypeVar("W")
 """A warning, in the form that the caller wants to have it back."""
-KEPT_WARNINGS = 8
-"""Number of warnings that are kept about one child: any user may create Events."""
-KEPT_IN_NAMESPACE = 2_000
-"""Number of warnings that are kept in a namespace: any user may create children, and a warning takes up to 20 kB."""
 Family = tuple[str, str]
 """A parent and its children: their namespace, and the UID of the parent."""
 
@@ -63,8 +56,6 @@ class Cache(Generic[W]):
         """UID of a child → the object of which it gets the warnings, the last that it named."""
         self._warnings: dict[str, dict[tuple[str, str], W]] = defaultdict(dict)
         """UID of a child → kind of the object and topic → the last such warning, the newest at the end."""
-        self._warned: dict[str, dict[tuple[str, str, str], None]] = defaultdict(dict)
-        """Namespace → UID of the child, kind and topic of each kept warning, the newest at the end."""
         self._keeps_orphans = True
 
     def put(self, kind: str, body: Mapping[str, Any]) -> Key | None:
@@ -135,23 +126,15 @@ class Cache(Generic[W]):
     def warn(self, namespace: str, kind: str, name: str, uid: str, topic: str, warning: W) -> Key | None:
         """Keep the last warning of a topic about an object; the key of the parent that it concerns, if any.
 
-        The Events of a list arrive in the order of their names, so warnings of different topics replace each other only
-        if there are more than `KEPT_WARNINGS`.
-
         Args:
             namespace: that of the warning, in which the object must be.
         """
         uid = self._warned_child(namespace, kind, name, uid)
         if not uid:
             return None
-        self._forget_warning(namespace, uid, kind, topic)
-        kept, warned = self._warnings[uid], self._warned[namespace]
+        kept = self._warnings[uid]
+        kept.pop((kind, topic), None)
         kept[kind, topic] = warning
-        warned[uid, kind, topic] = None
-        if len(kept) > KEPT_WARNINGS:
-            self._forget_warning(namespace, uid, *next(iter(kept)))
-        if len(warned) > KEPT_IN_NAMESPACE:
-            self._forget_warning(namespace, *next(iter(warned)))
         return self._keys.get(self._families[uid])
 
     def forget_warning(self, namespace: str, kind: str, name: str, uid: str, topic: str, warning: W) -> Key | None:
@@ -162,7 +145,7 @@ class Cache(Generic[W]):
         kept = self._warnings.get(uid, {})
         if kept.get((kind, topic)) != warning:
             return None
-        self._forget_warning(namespace, uid, kind, topic)
+        del kept[kind, topic]
         return self._keys.get(self._families[uid])
 
     def known_keys(self) -> list[Key]:
@@ -201,13 +184,11 @@ class Cache(Generic[W]):
         uid = body["metadata"]["uid"]
         family, before = self._family_of(kind, body), self._families.get(uid)
         belongs = bool(family[1]) and (self._keeps_orphans or family in self._keys)
-        if belongs and before != family and self._is_full(kind, family):
-            belongs = False
         if not (belongs or before) or not self._is_newer(uid, body):
             return None
         if before and before != family:
             self._children[kind].get(before, {}).pop(uid, None)
-            self._forget_warnings(uid)
+            self._warnings.pop(uid, None)
             self._forget_source(uid)
             del self._families[uid]
         if belongs:
@@ -230,9 +211,6 @@ class Cache(Generic[W]):
                 self._forget_child(child)
         return self._keys.pop((key[0], uid), None)
 
-    def _is_full(self, kind: str, family: Family) -> bool:
-        return len(self._children[kind].get(family, ())) >= self._kinds.kept.get(kind, math.inf)
-
     def _warned_child(self, namespace: str, kind: str, name: str, uid: str) -> str:
         """The UID of the child that warnings about an object count for; empty if there is none in the namespace."""
         uid = self._warning_sources.get((namespace, kind, name), uid)
@@ -246,19 +224,10 @@ class Cache(Generic[W]):
             del self._warning_sources[source]
 
     def _forget_child(self, uid: str) -> None:
-        self._forget_warnings(uid)
+        self._warnings.pop(uid, None)
         self._forget_source(uid)
         self._families.pop(uid, None)
         self._versions.pop(uid, None)
-
-    def _forget_warnings(self, uid: str) -> None:
-        namespace, _ = self._families.get(uid, ("", ""))
-        for kind, topic in self._warnings.pop(uid, {}):
-            del self._warned[namespace][uid, kind, topic]
-
-    def _forget_warning(self, namespace: str, uid: str, kind: str, topic: str) -> None:
-        self._warnings.get(uid, {}).pop((kind, topic), None)
-        self._warned[namespace].pop((uid, kind, topic), None)
 
     def _family_of(self, kind: str, body: Mapping[str, Any]) -> Family:
         """The family that a child names. It is that of an earlier body if it names none: labels can be removed."""

@@ -67,7 +67,6 @@ class Kinds:
         installed_later: the kinds whose CRD may be installed after the operator has started.
         selectors: label selector by kind; only matching objects are listed and watched.
         trim: returns the part of an object that the cache keeps.
-        kept: how many objects of a kind the cache keeps for one parent. No limit for the other kinds.
     """
 
     resources: Mapping[str, Resource]
@@ -79,7 +78,6 @@ class Kinds:
     installed_later: frozenset[str] = frozenset()
     selectors: Mapping[str, str] = field(default_factory=dict)
     trim: Callable[[str, Mapping[str, Any]], Manifest] = _unchanged
-    kept: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def watched(self) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ the queue belong to the event loop.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -28,8 +27,6 @@ INACTIVITY_SECONDS = 70.0
 """A stream without events or bookmarks for so long is opened again: load balancers can freeze streams silently."""
 IDLE_SECONDS = 0.1
 """For how long kopf keeps the body of an object, and a task for it, after the object's last event."""
-_LONGEST_TOPIC = 128
-"""Of the reason of an Event. The API server bounds no text of an Event."""
 W = TypeVar("W")
 
 
@@ -82,9 +79,9 @@ def _warning_handler(
     async def handle(event: kopf.RawEvent, **_: Any) -> None:
         body: Any = event["object"]
         about = body.get("involvedObject") or {}
-        name, uid = (str(about.get(field)) for field in ("name", "uid"))
-        kind, topic = (str(each)[:_LONGEST_TOPIC] for each in (about.get("kind"), body.get("reason")))
+        kind, name, uid = (str(about.get(field)) for field in ("kind", "name", "uid"))
         keep = cache.forget_warning if event["type"] == "DELETED" else cache.warn
+        topic = str(body.get("reason"))
         key = keep(str(body["metadata"].get("namespace")), kind, name, uid, topic, parse_warning(body))
         if key is not None:
             touch(key)
@@ -132,9 +129,6 @@ def kopf_settings(kinds: Kinds) -> kopf.OperatorSettings:
     settings.watching.inactivity_timeout = INACTIVITY_SECONDS
     settings.queueing.idle_timeout = IDLE_SECONDS
     settings.persistence.diffbase_storage = _NoDiffBase()
-    # kopf removes its finalizer from any object that it watches, for a minute where it may not write. So it has a name
-    # that no user can give an object.
-    settings.persistence.finalizer = f"tensafe.io/{secrets.token_hex(16)}"
     return settings
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from e2e.platform.fakes import statuses
 from e2e.platform.fixtures.blocked_pods import UNSCHEDULABLE, observe, pod, waiting_pod
 from e2e.platform.fixtures.fake_cluster import (
-    SETTINGS,
     FakeCluster,
     FakeOperator,
     condition,
@@ -23,8 +21,6 @@ from e2e.platform.fixtures.fake_cluster import (
 from tensafe_api.fixes import Fix
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.timestamps import format_time
-from tensafe_operator.kinds import KINDS
-from tensafe_operator.plan import decide
 from tensafe_operator.plan.diagnosis import (
     KUBERAY_SECONDS,
     NODE_SECONDS,
@@ -34,7 +30,6 @@ from tensafe_operator.plan.diagnosis import (
 )
 from tensafe_operator.plan.observed import ClusterWarning, Observed
 from tensafe_operator.plan.parsing import count_ready_workers
-from tensafe_operator.runtime.cache import KEPT_IN_NAMESPACE
 
 RAY_JOB, CLUSTER = "claims-triage-a1", "claims-triage-a1-x"
 HEAD, WORKER = f"{RAY_JOB}-head", f"{RAY_JOB}-worker"
@@ -123,12 +118,6 @@ def test_message_is_one_short_line_without_control_characters() -> None:
     state = starting_state(observed, Phase.STARTING)
     assert state.message.startswith("pod w-1: none \ufffd[31mkubectl delete tsj: InvalidImageName: ")
     assert len(state.message) < 1000 and state.message.endswith(Reason.IMAGE_PULL_FAILED.fix)
-
-
-def test_event_of_a_megabyte_is_searched_in_a_moment() -> None:
-    """A user may write one. The operator of all namespaces would lose its Lease meanwhile."""
-    for text in ("find key " * 140_000, 'secret "' * 150_000):
-        assert find_blocker(warned("Pod", "FailedMount", text)) is None
 
 
 def starting_job(**changes: Any) -> tuple[FakeCluster, FakeOperator]:
@@ -411,28 +400,3 @@ def test_rest_of_a_gang_waits_for_the_pod_without_a_node() -> None:
         cluster.now += seconds
         operator.settle()
         assert (cluster.status["blocker"]["object"], stalled(cluster)[0]) == (f"pod {WORKER}", expected)
-
-
-@pytest.mark.parametrize("scheduled", ["True", "False"])
-def test_decision_takes_no_more_than_its_share_of_time_for_each_pod_and_warning(scheduled: str) -> None:
-    """Any user may create pods with a job's label, and Events about them. The operator decides on its event loop."""
-    cluster, _ = starting_job()
-    unready = {"type": "PodReadyToStartContainers", "status": "False"}
-    cluster.pods[WORKER]["status"]["conditions"] = [placed(cluster, scheduled), unready]
-    body = cluster.pods[WORKER]
-    pods = [{**body, "metadata": {**body["metadata"], "name": f"pod-{each}"}} for each in range(KINDS.kept["Pod"])]
-    warnings = [ClusterWarning("Pod", each["metadata"]["name"], "FailedMount", "timed out") for each in pods]
-    refused = ClusterWarning("RayCluster", CLUSTER, "FailedToCreateWorkerPod", "a timeout", cluster.now - 1)
-    warnings += [refused] * (KEPT_IN_NAMESPACE - len(warnings))
-
-    def seconds(part: int) -> float:
-        """Of the thread, for every `part`-th pod and warning, without what other processes of the machine cost."""
-        seen = replace(cluster.observe(), pods=tuple(pods[::part]), warnings=tuple(warnings[::part]))
-        durations = []
-        for _ in range(5):
-            before = time.thread_time()
-            decide(seen, cluster.now, SETTINGS)
-            durations.append(time.thread_time() - before)
-        return min(durations)
-
-    assert seconds(1) < 8 * seconds(4), "four times as many take four times as long, and 16 times if compared in pairs"

@@ -6,7 +6,7 @@ import pickle
 from dataclasses import replace
 from typing import Any
 
-from tensafe_operator.runtime.cache import KEPT_IN_NAMESPACE, KEPT_WARNINGS, Cache
+from tensafe_operator.runtime.cache import Cache
 from tensafe_operator.runtime.objects import Kinds, Manifest
 
 KEY = ("clinic", "one")
@@ -131,32 +131,6 @@ def test_last_warning_of_each_topic_is_kept_the_newest_first() -> None:
     for topic, warning in (("NoPod", "quota"), ("NoVolume", "secret"), ("NoPod", "account")):
         cache.warn("clinic", "Child", "a", "uid-a", topic, warning)
     assert warnings(cache) == ("account", "secret")
-    for number in range(100):
-        cache.warn("clinic", "Child", "a", "uid-a", f"Topic{number}", str(number))
-    assert warnings(cache) == tuple(str(99 - number) for number in range(KEPT_WARNINGS))
-
-
-def test_warnings_of_a_namespace_take_a_bounded_amount_of_memory() -> None:
-    """A user may create any number of pods, and move one Event from each to the next."""
-    cache = Cache[str](KINDS)
-    cache.put("Parent", parent(3))
-    other = {"name": "one", "namespace": "lab", "uid": "uid-lab", "resourceVersion": "3"}
-    cache.put("Parent", {"kind": "Parent", "metadata": other, "status": {}})
-    cache.put("Child", child("of-lab", 4, uid="uid-lab", namespace="lab"))
-    cache.warn("lab", "Child", "of-lab", "uid-of-lab", "NoPod", "kept")
-    for number in range(KEPT_IN_NAMESPACE + 10):
-        cache.put("Child", child(f"a{number}", 4))
-        cache.warn("clinic", "Child", "", f"uid-a{number}", "NoPod", str(number))
-    assert len(warnings(cache)) == KEPT_IN_NAMESPACE
-    assert "9" not in warnings(cache) and "10" in warnings(cache), "the oldest ones go"
-    snapshot = cache.snapshot(("lab", "one"))
-    assert snapshot is not None and snapshot.warnings == ("kept",)
-    for number in range(KEPT_IN_NAMESPACE):
-        cache.drop("Child", child(f"a{number}", 5))
-    cache.put("Child", child("new", 4))
-    for number in range(10):
-        cache.warn("clinic", "Child", "", "uid-new", f"Topic{number}", str(number))
-    assert len(warnings(cache)) == 10 + KEPT_WARNINGS, "warnings about objects that are gone do not count"
 
 
 def test_warning_that_the_api_server_has_deleted_is_forgotten_unless_a_newer_one_has_replaced_it() -> None:
@@ -223,31 +197,6 @@ def test_warning_of_another_namespace_is_ignored_although_it_names_the_child() -
     assert cache.warn("other", "Owner", "owner-of-a", "unknown", "Failed", "call this number") is None
     assert cache.warn("clinic", "Owner", "owner-of-a", "unknown", "Failed", "quota exceeded") == KEY
     assert warnings(cache) == ("quota exceeded",)
-
-
-def test_only_so_many_children_of_a_kind_are_kept_for_a_parent() -> None:
-    """Any user may create objects with the label of a parent."""
-    cache = Cache[str](replace(KINDS, kept={"Child": 2}))
-    cache.put("Parent", parent(1))
-    assert [cache.put("Child", child(name, version)) for version, name in enumerate("abc", 2)] == [KEY, KEY, None]
-    assert cache.put("Other", child("other", 5, "Other")) == KEY, "the other kinds have no limit"
-    assert children(cache) == ["a", "b"]
-    assert cache.put("Child", child("b", 6)) == KEY, "one that is kept changes"
-    assert cache.warn("clinic", "Child", "c", "uid-c", "topic", "a warning") is None
-    cache.drop("Child", child("a", 7))
-    assert cache.put("Child", child("c", 4)) == KEY, "a list has it again, in the version that was left out"
-    assert children(cache) == ["b", "c"]
-
-
-def test_child_that_moves_to_a_full_parent_leaves_the_first_one() -> None:
-    cache = Cache[str](replace(KINDS, kept={"Child": 1}))
-    cache.put("Parent", parent(1))
-    second = parent(2, uid="uid-two")
-    cache.put("Parent", {**second, "metadata": {**second["metadata"], "name": "two"}})
-    cache.put("Child", child("a", 3))
-    cache.put("Child", child("b", 4, uid="uid-two"))
-    assert cache.put("Child", child("a", 5, uid="uid-two")) == KEY
-    assert children(cache) == []
 
 
 def test_child_that_is_gone_leaves_the_warnings_of_an_object_to_another_child() -> None:

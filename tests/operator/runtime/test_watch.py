@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tracemalloc
 from typing import Any
 
 from tensafe_operator.runtime import watch
@@ -42,26 +41,6 @@ def test_warning_is_forgotten_with_its_event() -> None:
     assert touched == [("clinic", "one")] * 2
 
 
-def test_texts_of_an_event_take_no_memory_once_they_are_read() -> None:
-    """Any user may write a megabyte into each field of an Event, which names no existing kind then."""
-    kinds = Kinds({}, "Parent", ("Pod",), lambda kind, body: "u", warned_kinds=frozenset({"Pod"}))
-    cache = Cache[str](kinds)
-    for kind, uid in (("Parent", "u"), ("Pod", "p")):
-        cache.put(kind, {"metadata": {"namespace": "clinic", "name": "one", "uid": uid, "resourceVersion": "3"}})
-    handle = watch._warning_handler(cache, lambda key: None, lambda event: "warning")
-    tracemalloc.start()
-    for number in range(8):
-        about = {"kind": f"{number}" + "K" * 10**6, "name": "one", "uid": "p"}
-        body = {"metadata": {"namespace": "clinic"}, "involvedObject": about, "reason": "r" * 10**6}
-        asyncio.run(handle({"type": "MODIFIED", "object": body}))
-    del about, body
-    kept, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    snapshot = cache.snapshot(("clinic", "one"))
-    assert snapshot is not None and len(snapshot.warnings) == 8
-    assert kept < 200_000
-
-
 def test_kopf_is_set_to_watch_without_writing() -> None:
     pod = Resource("", "v1", "pods")
     kinds = Kinds({"Pod": pod}, "Parent", ("Pod",), lambda kind, body: "", selectors={"Pod": "owner"})
@@ -70,7 +49,6 @@ def test_kopf_is_set_to_watch_without_writing() -> None:
     assert settings.scanning.disabled
     assert "owner" in str(settings.watching.label_selectors)
     assert settings.watching.field_selectors["events"] == "type=Warning", "a cluster has many more of type Normal"
-    assert settings.persistence.finalizer != watch.kopf_settings(kinds).persistence.finalizer
     storage = settings.persistence.diffbase_storage
     body: Any = {"spec": {"x": 1}}
     assert not storage.build(body=body) and storage.fetch(body=body) is None
