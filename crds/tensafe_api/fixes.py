@@ -41,11 +41,6 @@ class Fix(StrEnum):
         "namespace; the job then continues without further action. Otherwise remove it from the RayJob (kubectl edit), "
         "or repair the component that set it.",
     )
-    GRACE_PERIOD = (
-        "GracePeriod",
-        "Shorten it: kubectl delete pod POD -n NAMESPACE --grace-period=1, with the pod in the message and the job's "
-        "namespace. The job then continues without further action.",
-    )
     LOST_AGAIN = (
         "LostAgain",
         "While an attempt runs, read the logs of its workers (kubectl tensafe logs), and check for a lack of memory, "

@@ -19,9 +19,7 @@ from e2e.platform.api_server import ApiServer, connect, run_concurrently
 from e2e.platform.fakes import statuses
 from e2e.platform.fixtures.job_harness import FINAL, JobHarness
 from e2e.platform.fixtures.polling import wait_until
-from tensafe_api.fixes import Fix
 from tensafe_operator import names
-from tensafe_operator.plan.predecessors import DELETED_SECONDS
 from tensafe_operator.runtime.api_client import ApiClient
 
 pytestmark = pytest.mark.cluster
@@ -243,30 +241,6 @@ def missing_secret(pod: dict[str, Any]) -> dict[str, Any]:
         "message": 'MountVolume.SetUp failed for volume "key": secret "key" not found',
         "involvedObject": about,
     }
-
-
-def test_long_grace_period_of_a_pod_is_shortened_by_the_command_in_the_fix(cluster: JobHarness) -> None:
-    """A deletion without an option leaves the grace period as it is. Only a pod on a node has one."""
-    cluster.now = time.time()
-    worker = cluster.start_training()
-    spec = {"nodeName": "node-1", "containers": [{"name": "ray-worker", "image": "localhost/none"}]}
-    labels = (cluster.get("pod", worker.name) or {})["metadata"]["labels"]
-    left = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "left", "labels": labels}, "spec": spec}
-    where = ("-n", cluster.namespace)
-    cluster.plane.kubectl(*where, "create", "-f", "-", text=json.dumps(left))
-    cluster.plane.kubectl(*where, "delete", "pod", "left", "--grace-period=300000000", "--wait=false")
-    cluster.plane.kubectl(*where, "delete", "rayjob/claims-triage-a1", f"pod/{worker.name}")
-    cluster.reconcile()
-    cluster.now += DELETED_SECONDS
-    for _ in range(2):
-        cluster.reconcile()
-        assert "pod left: it has a grace period until" in cluster.condition("Stalled")["message"]
-        cluster.plane.kubectl(*where, "delete", "pod", "left", "--wait=false")
-
-    assert "kubectl delete pod POD -n NAMESPACE --grace-period=1" in Fix.GRACE_PERIOD.text
-    cluster.plane.kubectl("delete", "pod", "left", *where, "--grace-period=1", "--wait=false")
-    cluster.reconcile()
-    assert cluster.condition("Stalled")["status"] == "False"
 
 
 def test_status_is_replaced_as_a_whole_after_a_user_has_reset_its_managers(cluster: JobHarness) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensafe_api.fixes import Fix
 from tensafe_api.reasons import Phase, Reason
-from tensafe_api.timestamps import format_time, parse_time
+from tensafe_api.timestamps import parse_time
 from tensafe_operator import names
 from tensafe_operator.plan.blockers import Blocker
 from tensafe_operator.plan.conditions import JobState, blocked_state
@@ -21,8 +20,6 @@ from tensafe_operator.plan.parsing import has_ended, is_terminal
 
 DELETED_SECONDS = 120
 """For how long a pod may run after the end of its attempt until its deletion is requested."""
-LONGEST_GRACE_SECONDS = 600
-"""A pod has 120 s to end. With more time than this, which a user gave it, its deletion does not count as one."""
 FORGOTTEN_SECONDS = 300
 """A pod whose deletion was requested so long ago is on a node that does not answer, and no longer blocks an attempt."""
 
@@ -34,7 +31,7 @@ class Predecessors:
     Attributes:
         alive: whether the next attempt has to wait.
         wakes: when a pod that is being deleted stops blocking at the latest, in seconds since the epoch.
-        kept: a pod that blocks and that is not deleted in time, or None.
+        kept: a pod that blocks and that is not being deleted, or None.
     """
 
     alive: bool
@@ -57,21 +54,10 @@ def find_predecessors(observed: Observed, number: int, now: float) -> Predecesso
         forgotten = deletion is not None and now >= deletion + FORGOTTEN_SECONDS
         if attempt is not None and attempt <= number and not has_ended(pod) and not forgotten:
             alive = True
-            kept = kept or _why_kept(pod["metadata"]["name"], deletion, now)
+            if deletion is None and kept is None:
+                text = f"it is not being deleted {DELETED_SECONDS} s after the end of its attempt"
+                kept = Blocker(Reason.PODS_LEFT, f"pod {pod['metadata']['name']}", text)
     return Predecessors(alive, tuple(wakes), kept)
-
-
-def _why_kept(name: str, deletion: float | None, now: float) -> Blocker | None:
-    """Return why a pod is not deleted in time, or None where it is. A user may delete it with a grace period of years,
-    and only a shorter one replaces it.
-    """
-    late = f"{DELETED_SECONDS} s after the end of its attempt"
-    if deletion is None:
-        return Blocker(Reason.PODS_LEFT, f"pod {name}", f"it is not being deleted {late}")
-    if deletion > now + LONGEST_GRACE_SECONDS:
-        text = f"it has a grace period until {format_time(deletion)} {late}"
-        return Blocker(Reason.PODS_LEFT, f"pod {name}", text, Fix.GRACE_PERIOD)
-    return None
 
 
 def waiting_state(draft: Draft, predecessors: Predecessors) -> JobState:

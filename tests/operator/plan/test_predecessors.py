@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from e2e.platform.fixtures.fake_cluster import JOB_UID, FakeCluster, condition, running_job, started_job
-from tensafe_api.fixes import Fix
 from tensafe_api.reasons import Reason
 from tensafe_api.timestamps import format_time
 from tensafe_operator import names
@@ -63,24 +62,6 @@ def test_pod_that_no_component_deletes_stalls_the_job_until_it_is_gone() -> None
     operator.settle()
     assert cluster.created[-1] == "claims-triage-a2"
     assert condition(cluster, "Stalled")["status"] == "False"
-
-
-def test_pod_with_a_grace_period_of_years_stalls_the_job_until_it_is_gone() -> None:
-    cluster, operator = running_job()
-    cluster.delete_ray_job("claims-triage-a1", cluster.ray_jobs["claims-triage-a1"]["metadata"]["uid"])
-    for each in cluster.pods.values():
-        each["metadata"]["deletionTimestamp"] = "2089-01-01T00:00:00Z"
-    operator.settle()
-    cluster.now += DELETED_SECONDS
-    operator.settle()
-    stalled = condition(cluster, "Stalled")
-    assert (stalled["status"], stalled["reason"]) == ("True", "PodsLeft")
-    assert "2089-01-01T00:00:00Z" in stalled["message"]
-    blocker = cluster.status["blocker"]
-    assert (blocker["object"], blocker["fix"]) == ("pod claims-triage-a1-head", Fix.GRACE_PERIOD)
-    cluster.pods.clear()
-    operator.settle()
-    assert cluster.created[-1] == "claims-triage-a2"
 
 
 @pytest.mark.parametrize("label", ["abc", "2147483647", "-1", ""])
