@@ -4,8 +4,12 @@
 
 `leading` takes the key of a job from the work queue and calls `Reconciler.reconcile`. Every cause leads here: a watch
 event, a write of our own, an alarm, a retry, the periodic resync, a figure that the accountant has computed. No
-decision is remembered between two calls. A stale cache is safe: the names of objects follow from the job and the
-attempt, the status is written under the version that was read, and the ledger fences attempts.
+decision is remembered between two calls.
+
+A stale cache is safe. There is one leader, it handles a job once at a time, and its cache has its own writes. The names
+of objects follow from the job and the attempt, and an existing object counts as created only if it is the job's. The
+status is written under the version that was read, and an attempt starts only in a call after the one that recorded it.
+The ledger fences attempts.
 """
 
 from __future__ import annotations
@@ -62,8 +66,9 @@ class Reconciler:
             cached: the job and its children as the cache has them.
 
         Returns:
-            When to reconcile again at the latest, in seconds since the epoch: at once where an object or the status was
-            written; None: when something changes. The queue retries, with a growing delay, what raises an exception.
+            When to reconcile again at the latest, in seconds since the epoch: at once where an object was created or
+            the status was written; None: when something changes. The queue retries, with a growing delay, what raises
+            an exception.
         """
         observed = replace(cached, figures=self._accountant.known(key), kuberay=await self._api.knows("RayJob"))
         try:
@@ -74,7 +79,7 @@ class Reconciler:
                     return None  # it is deleted: garbage collection removes its children, and its ledger stays
                 observed, decision = again, self._decide(key, again)
             status, created, refused = decision.status, [], None
-            actions = self._recent.without_recent(decision.actions)
+            actions = self._recent.without_recent(decision.actions)  # the resync brings back what is left out
             try:
                 created = await apply(self._api, key[0], actions)
                 self._recent.note(actions)

@@ -7,9 +7,8 @@ a comment that names who acts next, or leaves the job to the step after it:
       ─► attempt open? ─► next attempt
 
 Each policy has a file, and a test file of the same name. What ends or deletes something, starts a second or later
-attempt, or needs a profile is marked `irreversible`: `reconcile` does it only on the API server's own answer. The
-first attempt may start from the cache, because there is one leader, it handles a job once at a time, and its cache has
-its own writes. These invariants hold whatever is observed:
+attempt, or needs a profile is marked `irreversible`, some of it by the policies: `reconcile` does it only on the API
+server's own answer. These invariants hold whatever is observed:
 
 - At most one attempt is open, and none starts while a pod of an earlier one is left.
 - The status records an attempt, with the ledger's UID, before the attempt's RayJob is created.
