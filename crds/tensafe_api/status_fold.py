@@ -52,7 +52,7 @@ class Spent:
 
 
 class Figures(Protocol):
-    """Where a fold gets its figures. None: the figure is not known yet, so the status keeps the one that it has."""
+    """Where a fold gets its figures. None: the figure is not known yet."""
 
     def spent(self, claim: Claim, charged: int) -> Spent | None:
         """What a job has spent after `charged` steps."""
@@ -165,8 +165,8 @@ def fold_records(before: Status, claim: Claim, records: JobRecords | None, figur
         before: the status so far; a new `Status` where there is none.
         claim: what the privacy claim rests on.
         records: None where nothing was recorded yet.
-        figures: while one is not known, the privacy figures stay as they are, all together, and a checkpoint that needs
-            it is not listed.
+        figures: while what the job has spent is not known, the whole status stays as it is. A checkpoint whose ε is
+            not known is not listed yet. What a job that has ended has spent is kept until another step is charged.
 
     Returns:
         A new status; `before` is not changed.
@@ -175,7 +175,12 @@ def fold_records(before: Status, claim: Claim, records: JobRecords | None, figur
         privacy = privacy_without_charges(claim)
     else:
         charged, recharged = (records.steps_charged or 0, records.steps_recharged) if records is not None else (0, 0)
-        privacy = privacy_after(before.privacy, claim, charged=charged, recharged=recharged, figures=figures)
+        privacy = before.privacy
+        if not _is_counted(before, charged):
+            after = privacy_after(before.privacy, claim, charged=charged, recharged=recharged, figures=figures)
+            if after is None:
+                return before
+            privacy = after
         if records is None or charged < (before.privacy.steps_charged or 0):
             progress = before.progress if before.progress.total_steps else Progress(step=0, total_steps=claim.steps)
             return before.model_copy(update={"privacy": privacy, "progress": progress})
@@ -191,15 +196,21 @@ def fold_records(before: Status, claim: Claim, records: JobRecords | None, figur
     )
 
 
+def _is_counted(before: Status, charged: int) -> bool:
+    """Whether a job has ended, and its status has the figures of all charged steps."""
+    has_ended = before.phase is not None and Phase(before.phase).final
+    return has_ended and before.privacy.steps_charged is not None and charged <= before.privacy.steps_charged
+
+
 def privacy_after(
     before: PrivacyStatus, claim: Claim, *, charged: int, recharged: int, figures: Figures
-) -> PrivacyStatus:
-    """`privacy_status` of the larger numbers of steps, these or those in `before`, so that ε never falls; `before`
-    where its figures are not known yet.
+) -> PrivacyStatus | None:
+    """`privacy_status` of the larger numbers of steps, these or those in `before`, so that ε never falls; None where
+    its figures are not known yet.
     """
     charged, recharged = max(before.steps_charged or 0, charged), max(before.steps_recharged or 0, recharged)
     spent = figures.spent(claim, charged)
-    return before if spent is None else privacy_status(claim, spent, charged=charged, recharged=recharged)
+    return None if spent is None else privacy_status(claim, spent, charged=charged, recharged=recharged)
 
 
 def privacy_status(claim: Claim, spent: Spent, *, charged: int, recharged: int) -> PrivacyStatus:

@@ -27,10 +27,9 @@ _QUIET_SECONDS = 300.0
 """Without a step for so long, a running job is worth a look."""
 _WARNINGS = 5
 _FIX_OF_NOT_SEEN = (
-    "With many new jobs in the namespace, wait: the operator computes the noise of one after the other, which takes "
-    "seconds for each. Otherwise, check that an operator runs and manages this namespace: `kubectl -n tensafe-system "
-    "get pods`, `kubectl -n tensafe-system logs -l app.kubernetes.io/name=tensafe-operator --tail=-1 --prefix`, and "
-    "the chart's value `namespaces`."
+    "Check that an operator runs and manages this namespace: `kubectl -n tensafe-system get pods`, `kubectl -n "
+    "tensafe-system logs -l app.kubernetes.io/name=tensafe-operator --tail=-1 --prefix`, and the chart's value "
+    "`namespaces`."
 )
 _FIX_OF_QUEUED = (
     "Wait, or free room in the queue that spec.cluster.queueName names: `kubectl get localqueues,clusterqueues` shows "

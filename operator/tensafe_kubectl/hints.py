@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from tensafe_api.reasons import Reason
+from tensafe_operator import names
 
 _SUSPEND = "Suspend the job, {}, and set spec.suspend to false."
 _BY_ITSELF = "The job then continues without further action."
@@ -52,8 +53,8 @@ HINTS: tuple[tuple[Reason, str, str], ...] = (
     (
         Reason.FORBIDDEN,
         'serviceaccount ".{1,300}" not found',
-        f"Create this service account in the job's namespace. {_BY_ITSELF} If the operator had created it for the job, "
-        "suspend the job, and set spec.suspend to false when it is Suspended.",
+        f"Create this service account in the job's namespace. {_BY_ITSELF} The operator creates "
+        f"{names.TRAINER_ACCOUNT} again by itself, a minute after it has done so last.",
     ),
     (
         Reason.FORBIDDEN,

@@ -34,7 +34,8 @@ examples:
   kubectl tensafe status triage --watch         follow it until it ends; Ctrl-C leaves the job running
   kubectl tensafe status triage -o json | jq .status.privacy.epsilonSpent
 
-ε spent is the ε of the charged steps. ε claimed is the figure to sign off: it covers the planned steps.
+ε spent is the ε of the charged steps, or of somewhat more while a job trains. ε claimed is the figure to sign off: it
+covers the planned steps.
 
 Exit codes: 0 shown; 1 there is no such job, or the cluster refuses or does not answer; 2 invalid arguments. With
 --watch, that of the job: 0 succeeded, 1 failed, 3 the budget ended before the planned steps, 4 suspended; 130 Ctrl-C.

@@ -43,7 +43,7 @@ async def apply(api: ApiClient, namespace: str, actions: Iterable[Action]) -> li
     """Take these actions, concurrently except for the objects in _CREATED_LAST.
 
     Returns:
-        The objects that the actions were to create, as the API server returned them.
+        The objects of the job that the actions were to create, as the API server returned them.
 
     Raises:
         Refused: the API server refuses one of them. The others have been taken, but for those that come last.
@@ -105,7 +105,8 @@ async def _create(api: ApiClient, manifest: Manifest) -> Manifest | None:
     kind, metadata = str(manifest["kind"]), manifest["metadata"]
     namespace, name = metadata["namespace"], metadata["name"]
     if kind in SHARED_KINDS:
-        return await api.apply(manifest)
+        await api.apply(manifest)
+        return None  # no step of the job
     try:
         # Without a field, a RayJob would start without its token, or on other nodes than its author wrote.
         return await api.create(manifest, strict=kind == "RayJob")

@@ -47,7 +47,7 @@ async def installation_problem(api: ApiClient) -> str:
 
 def guard_gauge(registry: CollectorRegistry) -> Gauge:
     """The metric of the gate, registered in `registry`."""
-    text = "1 while the policies and CRDs that protect ledgers are those of this release or newer."
+    text = "0 where the leader has found a policy or CRD that protects ledgers missing, or older than this release."
     return Gauge("guard_present", text, namespace=METRICS_PREFIX, registry=registry)
 
 
@@ -63,6 +63,7 @@ class Gate:
 
     def __init__(self, api: ApiClient, registry: CollectorRegistry) -> None:
         self._api, self._gauge = api, guard_gauge(registry)
+        self._gauge.set(1)  # a process that does not lead has checked nothing
         self.problem = ""
 
     async def check(self) -> None:

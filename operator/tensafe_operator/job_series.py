@@ -151,7 +151,11 @@ JOB_SERIES: tuple[JobSeries, ...] = (
         counter=True,
         over_jobs=add,
     ),
-    JobSeries("privacy_epsilon", "Epsilon of the charged steps.", lambda job: _number(job.privacy, "epsilonSpent")),
+    JobSeries(
+        "privacy_epsilon",
+        "Epsilon of the charged steps, or of somewhat more while the job trains.",
+        lambda job: _number(job.privacy, "epsilonSpent"),
+    ),
     JobSeries(
         "privacy_epsilon_limit",
         "Epsilon that must not be exceeded.",

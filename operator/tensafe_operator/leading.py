@@ -98,7 +98,7 @@ class Leader:
         if observed is None:
             self._job_metrics.remove(key)
             self._queue.forget(key)
-            self._accountant.forget(key)
+            self._reconciler.forget(key)
             return None
         try:
             with self._metrics.duration.time():

@@ -38,6 +38,10 @@ class RecentWrites:
             if not isinstance(each, Create) or each.kind not in kinds or _key(each) not in self._written
         )
 
+    def forget(self, namespace: str) -> None:
+        """Forget what was written in a namespace: one of its jobs is gone, and the namespace may be."""
+        self._written = {key: time for key, time in self._written.items() if key[1] != namespace}
+
     def note(self, actions: Collection[Action]) -> None:
         """Note that these actions were taken. That an attempt starts is no correction."""
         for each in actions:

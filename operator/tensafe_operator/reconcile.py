@@ -97,6 +97,11 @@ class Reconciler:
             await self._report_failure(observed.job, error)
             raise
 
+    def forget(self, key: Key) -> None:
+        """Keep nothing about a job that does not exist any more."""
+        self._accountant.forget(key)
+        self._recent.forget(key[0])
+
     def _decide(self, key: Key, observed: Observed) -> Decision:
         decision = decide(observed, self._clock(), self._settings)
         self._accountant.ask(key, decision.figures)

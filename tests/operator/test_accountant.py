@@ -6,10 +6,12 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from tensafe_operator.accountant import THREADS, Accountant
+from tensafe_operator.accountant import Accountant
+from tensafe_operator.plan.figures import Epsilon
 from tensafe_operator.runtime.objects import Key
 
 JOB, OTHER = ("clinic", "triage"), ("clinic", "other")
@@ -36,9 +38,21 @@ class Slow:
 
 
 @dataclass(frozen=True)
-class Failing:
+class Flaky:
+    """Cannot be computed the first two times."""
+
     def compute(self) -> int:
-        raise ArithmeticError("no finite bound")
+        computed.append(1)
+        if len(computed) < 3:
+            raise ArithmeticError("no finite bound")
+        return 1
+
+
+class Claimed:
+    """The part of a claim that an ε needs."""
+
+    def epsilon(self, steps: int) -> float:
+        return steps / 10
 
 
 Scenario = Callable[[Accountant, "asyncio.Queue[Key]"], Awaitable[None]]
@@ -97,25 +111,57 @@ def test_figures_that_no_decision_asks_for_any_more_are_forgotten() -> None:
     drive(scenario)
 
 
-def test_slow_figures_of_one_job_leave_the_event_loop_free() -> None:
+def test_epsilon_of_a_job_that_trains_waits_for_no_new_job() -> None:
+    claim: Any = Claimed()
+
     async def scenario(accountant: Accountant, touched: asyncio.Queue[Key]) -> None:
-        accountant.ask(JOB, [Slow(number) for number in range(THREADS - 1)])
-        accountant.ask(OTHER, [Square(2)])
-        assert await touched.get() == OTHER
+        for number in range(5):
+            accountant.ask(("clinic", f"new-{number}"), [Slow(number)])
+        accountant.ask(JOB, [Epsilon(claim, 2)])
+        assert await touched.get() == JOB
+        assert accountant.known(JOB) == {Epsilon(claim, 2): 0.2}
 
     drive(scenario)
 
 
-def test_failure_is_reported_once_and_the_figure_is_asked_for_again() -> None:
+def test_figures_that_are_asked_for_together_touch_the_job_once() -> None:
     async def scenario(accountant: Accountant, touched: asyncio.Queue[Key]) -> None:
-        for _ in range(2):
-            accountant.ask(JOB, [Failing()])
-            await touched.get()
-            (error,) = accountant.known(JOB).values()
+        accountant.ask(JOB, [Square(1), Square(2), Square(1)])
+        accountant.ask(OTHER, [Square(3)])
+        assert [await touched.get(), await touched.get()] == [JOB, OTHER]
+        assert accountant.known(JOB) == {Square(1): 1, Square(2): 4}
+
+    drive(scenario)
+
+
+def test_figure_that_fails_is_computed_again_and_touches_the_job_once_and_when_it_succeeds() -> None:
+    async def scenario(accountant: Accountant, touched: asyncio.Queue[Key]) -> None:
+        accountant.ask(JOB, [Flaky()])
+        assert await touched.get() == JOB
+        while touched.empty():
+            (error,) = accountant.known(JOB).values()  # as each repetition of the decision
             assert isinstance(error, ArithmeticError)
-            assert accountant.known(JOB) == {}
+            await asyncio.sleep(0.001)
+        assert accountant.known(JOB) == {Flaky(): 1}
+        assert len(computed) == 3 and touched.qsize() == 1
 
     drive(scenario)
+
+
+def test_end_does_not_wait_for_a_computation() -> None:
+    async def run() -> None:
+        accountant = Accountant(lambda key: None)
+        computing = asyncio.create_task(accountant.run())
+        accountant.ask(JOB, [Slow(1)])
+        await asyncio.sleep(0)
+        computing.cancel()
+        await asyncio.wait([computing], timeout=5)
+        assert computing.done() and not released.is_set()
+
+    try:
+        asyncio.run(asyncio.wait_for(run(), 10))
+    finally:
+        released.set()
 
 
 def test_figure_of_a_job_that_was_deleted_meanwhile_is_dropped() -> None:

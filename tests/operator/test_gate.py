@@ -46,6 +46,11 @@ class Installation:
         return self.gate.problem
 
 
+def test_process_that_does_not_lead_has_found_nothing() -> None:
+    """Else the alert would fire for each replica that stands by."""
+    assert b"tensafe_guard_present 1.0" in generate_latest(Installation().registry)
+
+
 def test_installation_of_this_release_opens_the_gate() -> None:
     assert Installation().problem() == ""
     assert {kind for kind, _ in OBJECTS} == {

@@ -57,6 +57,15 @@ def test_other_objects_are_not_left_out(recent: RecentWrites) -> None:
     assert recent.without_recent((POLICY, ACCOUNT, *others[2:])) == others[2:]
 
 
+def test_what_was_written_in_a_namespace_may_be_gone_with_a_job(recent: RecentWrites) -> None:
+    """A namespace that is deleted and created again has no account."""
+    other = create("ServiceAccount", namespace="lab")
+    recent.note([ACCOUNT])
+    recent.note([other])
+    recent.forget("clinic")
+    assert recent.without_recent([ACCOUNT, other]) == (ACCOUNT,)
+
+
 def test_attempt_never_starts_without_its_network_policy(recent: RecentWrites) -> None:
     ray_job = create("RayJob")
     recent.note([POLICY, ACCOUNT])

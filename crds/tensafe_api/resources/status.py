@@ -123,7 +123,7 @@ class Attempt(StatusBlock):
     message: Annotated[str, Field(strict=True, max_length=4096)] | None = Field(
         None, description="Why it ended, and how pods failed before."
     )
-    failed_pods: Annotated[tuple[FailedPod, ...], Field(max_length=3), Unique(("pod", "reason"))] | None = Field(
+    failed_pods: Annotated[tuple[FailedPod, ...], Field(max_length=3)] | None = Field(
         None, description="How pods of the attempt have failed: the first cause, and the newest two."
     )
 
@@ -138,8 +138,8 @@ class PrivacyStatus(StatusBlock):
     )
     epsilon_spent: NonNegativeDecimal | None = Field(
         None,
-        description="Epsilon of stepsCharged steps. While a job trains in a cluster, that of the next 64th of its "
-        "plan, which is not less.",
+        description="Epsilon of stepsCharged steps. While a job trains in a cluster, that of a later step of its "
+        "plan, mostly of the next 64th, which is not less. Exact once it is suspended or has ended.",
     )
     target_epsilon: PositiveDecimal | None = Field(None, description="Epsilon that must not be exceeded.")
     delta: Delta | None = Field(None, description="Delta of every epsilon in this status.")

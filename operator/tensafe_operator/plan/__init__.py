@@ -50,7 +50,14 @@ from tensafe_operator.plan.parsing import (
 )
 from tensafe_operator.plan.repeated import report_repeated
 from tensafe_operator.plan.resolved import has_resolved_image, resolve_image, with_digest, with_resolved
-from tensafe_operator.plan.retry import backoff_end, end_attempt, out_of_numbers
+from tensafe_operator.plan.retry import (
+    acquired_attempts,
+    backoff_end,
+    end_attempt,
+    has_failed,
+    out_of_numbers,
+    state_after_failure,
+)
 from tensafe_operator.plan.starting import answer_due, correct_children, has_predecessors, start_attempt, with_profile
 from tensafe_operator.plan.suspension import SUSPENDED, excuse, suspend_attempt, withdraw_request
 from tensafe_operator.settings import Settings
@@ -118,7 +125,8 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
     if ray_job is None:
         _decide_without_ray_job(draft, admitted, record, attempt)
         return
-    if attempt.start_time is None and (due := answer_due(ray_job)) > draft.now:
+    is_new = attempt.start_time is None
+    if is_new and (due := answer_due(ray_job)) > draft.now:
         draft.wake_at(due)
         return  # KubeRay writes the RayJob's first status, so that one write of the job's status shows both
     correct_children(draft, admitted)
@@ -129,6 +137,9 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
     if assessment.state.over:
         end_attempt(draft, admitted.job, attempt, assessment, record)
         return  # the next decision, once this status is stored
+    if suspend and is_new:
+        draft.set_state(JobState(Phase.STARTING, Reason.STARTING))
+        return  # the next decision stops it, once its start is stored: it never starts again under this number
     if suspend:
         suspend_attempt(draft, ray_job, assessment.state)
         return  # the trainer saves a checkpoint and stops
@@ -175,6 +186,11 @@ def _decide_next_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
     if record is not None and has_final_outcome(record):
         end_by_ledger(draft, record)
         return  # the job has ended
+    if last is not None and has_failed(last):
+        state = state_after_failure(status.attempts, acquired_attempts(record), job.spec.retry.max_attempts)
+        if state.phase.final:
+            draft.set_state(state)
+            return  # the job has ended
     if job.spec.suspend:
         draft.set_state(SUSPENDED)
         return  # the author resumes the job

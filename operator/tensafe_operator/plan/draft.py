@@ -76,9 +76,9 @@ class Draft:
         """Whether the accountant has all figures that were asked for."""
         return all(each in self.observed.figures for each in self.asked)
 
-    def figures(self, *, exact: bool = False, counted: bool = False) -> AskedFigures:
+    def figures(self, *, exact: bool = False) -> AskedFigures:
         """Return the figures with which a status is computed."""
-        return AskedFigures(self.ask, exact, counted)
+        return AskedFigures(self.ask, exact)
 
     def create(self, manifest: Manifest) -> None:
         """Create an object of an attempt."""

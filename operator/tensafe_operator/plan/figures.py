@@ -4,7 +4,8 @@ A decision never computes one, because that takes up to ten seconds. It asks for
 the accountant has it. The job is then decided on again.
 
 While a job trains, its ε spent is that of the next of 64 points of its plan: an upper bound, so that a job needs few
-figures however often it charges. It is exact at the end of the plan, beyond it, and when the job has ended.
+figures however often it charges. The points after it are asked for in advance, and one of them is shown where training
+is faster than the accountant. ε is exact beyond the plan, and once the training is over.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any, Protocol, TypeVar
 from tensafe_api.resolve import Claim
 from tensafe_api.status_fold import Spent
 
-POINTS = 64
+POINTS, EIGHTH = 64, 8
+"""Points of a plan, and of an eighth of it."""
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -63,17 +65,13 @@ class AskedFigures:
 
     Attributes:
         exact: whether ε spent is that of exactly the charged steps.
-        counted: whether the status has the final figures of these charges, so that none is asked for.
     """
 
     ask: Ask
     exact: bool = False
-    counted: bool = False
 
     def spent(self, claim: Claim, charged: int) -> Spent | None:
         """See `status_fold.Figures`."""
-        if self.counted:
-            return None
         allowed = self.ask(AllowedSteps(claim))
         if allowed is None:
             return None
@@ -81,8 +79,9 @@ class AskedFigures:
         if charged > steps:
             beyond = self.ask(Epsilon(claim, charged))
             return None if beyond is None else Spent(charged, beyond, beyond)
-        point = charged if self.exact else min(_next_point(charged, claim.steps), steps)
-        spent = claimed if point == steps else self.ask(Epsilon(claim, point))
+        points = (charged,) if self.exact else _points_from(charged, claim.steps)
+        known = [claimed if point >= steps else self.ask(Epsilon(claim, point)) for point in points]
+        spent = next((each for each in known if each is not None), None)
         return None if spent is None else Spent(steps, claimed, spent)
 
     def epsilon(self, claim: Claim, steps: int) -> float | None:
@@ -90,10 +89,14 @@ class AskedFigures:
         return self.ask(Epsilon(claim, steps))
 
 
-def _next_point(charged: int, planned: int) -> int:
-    """The first of POINTS points of a plan that is not before `charged` steps."""
+def _points_from(charged: int, planned: int) -> tuple[int, ...]:
+    """The first of POINTS points of a plan that is not before `charged` steps, the one after it, and the end of the
+    eighth of the plan after it. ε of the last one is there in time unless an eighth takes less than an ε.
+    """
     spacing = -(-planned // POINTS)
-    return -(-charged // spacing) * spacing
+    first = -(-charged // spacing) * spacing
+    eighth = EIGHTH * spacing
+    return first, first + spacing, (first // eighth + 1) * eighth
 
 
 class ComputedFigures(Mapping[Figure[Any], Any]):

@@ -24,7 +24,7 @@ from tensafe_operator.plan.parsing import (
     parse_ledger_spec,
     parse_ledger_status,
 )
-from tensafe_operator.plan.privacy_status import fold_ledger, steps_charged
+from tensafe_operator.plan.privacy_status import fold_ledger
 from tensafe_operator.plan.suspension import SUSPENDED
 
 
@@ -52,7 +52,8 @@ def keep_counting(draft: Draft, rejected: Rejected) -> None:
     if record is not None and has_final_outcome(record):
         end_by_ledger(draft, record)
         return
-    draft.set_state(JobState(phase, rejected.reason, rejected.message, accepted=False, stalled=True))
+    blocker = Blocker(rejected.reason, "", rejected.message)
+    draft.set_state(JobState(phase, rejected.reason, rejected.message, accepted=False, stalled=True, blocker=blocker))
 
 
 def open_ledger(draft: Draft, admitted: Admitted) -> None:
@@ -75,19 +76,17 @@ def find_conflict(admitted: Admitted, found: Object, status: Status) -> JobState
     spec = parse_ledger_spec(found)
     if spec is None or not is_readable(found):
         # Nothing is started or ended: what this release cannot read may say that the job has completed.
-        message = f"PrivacyLedger {name} is of another release: run the release of the operator that created it"
-        return JobState(Phase(status.phase or Phase.PENDING), Reason.INTERNAL_ERROR, message, stalled=True)
+        phase, fix = Phase(status.phase or Phase.PENDING), "run the release of the operator that created it"
+        return _conflict(phase, Reason.INTERNAL_ERROR, name, "is of another release", fix)
     if spec.job_uid != job.uid:
-        message = f"PrivacyLedger {name} belongs to another job: create this job under another name"
-        return JobState(Phase.PENDING, Reason.NAME_TAKEN, message, stalled=True)
+        fix = "create this job under another name"
+        return _conflict(Phase.PENDING, Reason.NAME_TAKEN, name, "belongs to another job", fix)
     unused = status.ledger_uid is None and not found.get("status")
     if unused and Claim.of(spec) != admitted.claim:
         # The operator creates the ledger with the figures of the job, so another client created this one.
-        message = (
-            f"PrivacyLedger {name} was created by another client, with other privacy values than the job's: "
-            "delete it, or create this job under another name"
-        )
-        return JobState(Phase.PENDING, Reason.NAME_TAKEN, message, stalled=True)
+        what = "was created by another client, with other privacy values than the job's"
+        fix = "delete it, or create this job under another name"
+        return _conflict(Phase.PENDING, Reason.NAME_TAKEN, name, what, fix)
     return None
 
 
@@ -106,19 +105,20 @@ def count_charges(draft: Draft, *, exact: bool = False) -> LedgerStatus | None:
         return None
     spec, record = parse_ledger_spec(found), parse_ledger_status(found)
     if spec is not None and record is not None:
-        has_ended = Phase(draft.status.phase or Phase.PENDING).final
-        counted = has_ended and steps_charged(record) == draft.status.privacy.steps_charged
-        figures = draft.figures(exact=exact, counted=counted)
-        draft.status = fold_ledger(draft.status, Claim.of(spec), record, figures)
+        draft.status = fold_ledger(draft.status, Claim.of(spec), record, draft.figures(exact=exact))
     return record
 
 
 def adopt_ledger(draft: Draft, admitted: Admitted, found: Object) -> Admitted:
-    """Record the ledger's UID, count its charges, and return the job with the values that the ledger fixed."""
+    """Record the ledger's UID, count its charges, and return the job with the values that the ledger fixed. ε is exact
+    once the ledger records that the training is over or suspended.
+    """
     spec = parse_ledger_spec(found)
     assert spec is not None, "a ledger that cannot be read is a conflict"
     admitted = with_ledger_values(admitted, spec)
-    status = fold_ledger(draft.status, admitted.claim, parse_ledger_status(found), draft.figures())
+    record = parse_ledger_status(found)
+    figures = draft.figures(exact=record is not None and record.outcome is not None)
+    status = fold_ledger(draft.status, admitted.claim, record, figures)
     status.ledger_name, status.ledger_uid = found["metadata"]["name"], found["metadata"]["uid"]
     desired = admitted.job.spec.cluster.workers
     status.workers = WorkerCount(desired=desired, ready=min(count_ready_workers(draft.observed.pods), desired))
@@ -133,3 +133,9 @@ def end_by_ledger(draft: Draft, record: LedgerStatus) -> None:
     exhausted = record.outcome == Reason.BUDGET_EXHAUSTED.value
     state = (Phase.BUDGET_EXHAUSTED, Reason.BUDGET_EXHAUSTED) if exhausted else (Phase.SUCCEEDED, Reason.COMPLETED)
     draft.set_state(JobState(*state))
+
+
+def _conflict(phase: Phase, reason: Reason, name: str, what: str, fix: str) -> JobState:
+    about = f"PrivacyLedger {name}"
+    message = f"{about} {what}: {fix}"
+    return JobState(phase, reason, message, stalled=True, blocker=Blocker(reason, about, what))

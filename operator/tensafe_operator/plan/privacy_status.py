@@ -19,7 +19,7 @@ _MAX_CHECKPOINTS = 128
 
 def fold_ledger(status: Status, claim: Claim, ledger: LedgerStatus | None, figures: Figures) -> Status:
     """A copy of `status` with what `ledger` records (None: nothing yet). No number of steps falls below that in
-    `status`, and while a figure is not known, the privacy figures stay as they are.
+    `status`. While ε is not known, nothing of it changes.
     """
     records = None if ledger is None else _records(ledger, _checkpoint_times(status, ledger))
     return fold_records(status, claim, records, figures)

@@ -75,7 +75,20 @@ def state_after(
             return JobState(Phase.SUSPENDED, Reason.SUSPENDED)
         case AttemptState.SUSPENDED:
             return JobState(Phase.STARTING, Reason.RETRYING)
-    return _state_after_failure(assessment, attempts, acquired, max_attempts)
+    return state_after_failure(attempts, acquired, max_attempts)
+
+
+def state_after_failure(attempts: Sequence[Attempt], acquired: Collection[int], max_attempts: int) -> JobState:
+    """Return the state of a job whose last attempt has failed. The arguments are those of `state_after`."""
+    last = attempts[-1]
+    reason, name = Reason.named(last.reason) or Reason.WORKER_LOST, f"attempt {last.number}"
+    message = last.message or reason.sentence
+    if reason is Reason.DEADLINE_EXCEEDED or reason.permanent:
+        return blocked_state(Blocker(reason, name, message), Phase.FAILED)
+    if sum(has_failed(each) and each.number in acquired for each in attempts) >= max_attempts:
+        most = f"{message.rstrip('.')} (retry.maxAttempts is {max_attempts})"
+        return blocked_state(Blocker(Reason.ATTEMPTS_EXHAUSTED, name, most), Phase.FAILED)
+    return JobState(Phase.STARTING, Reason.RETRYING, f"{name}: {message}")
 
 
 def out_of_numbers(last: Attempt | None) -> JobState:
@@ -89,7 +102,11 @@ def out_of_numbers(last: Attempt | None) -> JobState:
 def end_attempt(
     draft: Draft, job: TenSafeTrainingJob, attempt: Attempt, assessment: Assessment, record: LedgerStatus | None
 ) -> None:
-    """Record the end of an attempt, delete its Secret and a RayJob that still runs, and set what that means."""
+    """Record the end of an attempt, delete its Secret and a RayJob that still runs, and set what that means.
+
+    A job does not end here while its workers may still charge: the next decision ends it (`_decide_next_attempt`), with
+    the ε of exactly its charged steps. This deletion does not wait for that.
+    """
     draft.irreversible = True
     draft.status.suspend_requested_time = None
     assessment = with_failed_pods(assessment, attempt)
@@ -103,19 +120,13 @@ def end_attempt(
         draft.delete_tls_secret(ray_job)
         if not is_terminal(ray_job):  # one that has ended is kept for its logs
             draft.delete(ray_job)
-    acquired = [charge.attempt for charge in record.charges] if record is not None else []
+    runs = ray_job is not None and not is_terminal(ray_job)
     most = spec.retry.max_attempts
-    draft.set_state(state_after(assessment, draft.status.attempts, acquired, most, suspend=spec.suspend))
+    state = state_after(assessment, draft.status.attempts, acquired_attempts(record), most, suspend=spec.suspend)
+    if not (state.phase.final and runs):
+        draft.set_state(state)
 
 
-def _state_after_failure(
-    assessment: Assessment, attempts: Sequence[Attempt], acquired: Collection[int], max_attempts: int
-) -> JobState:
-    reason, attempt = assessment.reason, f"attempt {attempts[-1].number}"
-    message = assessment.message or reason.sentence
-    if reason is Reason.DEADLINE_EXCEEDED or reason.permanent:
-        return blocked_state(Blocker(reason, attempt, message), Phase.FAILED)
-    if sum(has_failed(each) and each.number in acquired for each in attempts) >= max_attempts:
-        most = f"{message.rstrip('.')} (retry.maxAttempts is {max_attempts})"
-        return blocked_state(Blocker(Reason.ATTEMPTS_EXHAUSTED, attempt, most), Phase.FAILED)
-    return JobState(Phase.STARTING, Reason.RETRYING, f"{attempt}: {message}")
+def acquired_attempts(record: LedgerStatus | None) -> list[int]:
+    """Return the numbers of the attempts that have acquired the ledger."""
+    return [charge.attempt for charge in record.charges] if record is not None else []

@@ -16,8 +16,8 @@ from tensafe_operator.plan.blockers import Blocker
 from tensafe_operator.plan.conditions import blocked_state
 from tensafe_operator.plan.diagnosis import POLL_SECONDS, find_unanswered, starting_state
 from tensafe_operator.plan.draft import Draft
-from tensafe_operator.plan.observed import Create, Object
-from tensafe_operator.plan.parsing import is_terminal
+from tensafe_operator.plan.observed import Object
+from tensafe_operator.plan.parsing import are_all_ready, is_terminal
 from tensafe_operator.plan.predecessors import find_predecessors, waiting_state
 from tensafe_operator.plan.profile import take_profile
 
@@ -86,10 +86,15 @@ def with_profile(draft: Draft, admitted: Admitted) -> Admitted | None:
 
 
 def correct_children(draft: Draft, admitted: Admitted) -> None:
-    """Bring back the NetworkPolicy of a running attempt, where it is missing or was changed."""
+    """Bring back the NetworkPolicy of a running attempt, where it is missing or was changed. Until its pods are ready,
+    also the service account and the RoleBinding, which a user or the end of a namespace may have removed.
+    """
     wanted = network.policy(admitted.job, draft.settings)
     if wanted is not None and not any(matches(each, wanted) for each in draft.observed.corrected):
-        draft.actions.append(Create(wanted))
+        draft.create(wanted)
+    if not are_all_ready(draft.observed):
+        for manifest in _rights(draft, admitted):
+            draft.create(manifest)
 
 
 def children_of(draft: Draft, admitted: Admitted, attempt: Attempt) -> list[Manifest]:
@@ -104,6 +109,13 @@ def children_of(draft: Draft, admitted: Admitted, attempt: Attempt) -> list[Mani
     )
     secret = tls.attempt_secret(job, attempt.number, draft.settings)
     authority = tls.certificate(job, attempt.number, draft.settings)
-    rights = access.account(job, draft.settings), access.role_binding(job, account)
-    children = [*rights, network.policy(job, draft.settings), parameters, secret, authority, ray_job]
+    children = [*_rights(draft, admitted), network.policy(job, draft.settings), parameters, secret, authority, ray_job]
     return [each for each in children if each is not None]
+
+
+def _rights(draft: Draft, admitted: Admitted) -> list[Manifest]:
+    """The service account of the workers, unless the job names its own, and its RoleBinding."""
+    assert admitted.opened is not None, "an attempt is recorded after the ledger's UID"
+    account = access.account(admitted.job, draft.settings)
+    binding = access.role_binding(admitted.job, admitted.opened.service_account_name)
+    return [binding] if account is None else [account, binding]

@@ -130,6 +130,7 @@ def test_unknown_field_that_the_api_server_dropped_is_rejected() -> None:
     stalled = condition(cluster, "Stalled")
     assert (stalled["reason"], cluster.ledger) == ("UnknownField", None)
     assert stalled["message"].startswith("spec.cluster.wokers: unknown field")
+    assert cluster.status["blocker"]["reason"] == "UnknownField"
 
 
 @pytest.mark.parametrize("applied", ["no JSON", "[]", {"spec": 3}])

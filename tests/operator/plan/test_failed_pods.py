@@ -30,7 +30,7 @@ from e2e.platform.fixtures.fake_cluster import (
 )
 from tensafe_api.driver_exit_codes import driver_exit_code
 from tensafe_api.reasons import Reason
-from tensafe_api.resources.status import Attempt, FailedPod
+from tensafe_api.resources.status import Attempt, FailedPod, Status
 from tensafe_api.timestamps import format_time
 from tensafe_operator.children.rayjob import GRACE_SECONDS
 from tensafe_operator.plan.diagnosis import NODE_SECONDS
@@ -53,6 +53,22 @@ def delete_head(cluster: FakeCluster, name: str, ago: float, grace: int = GRACE_
     """The deletion of a pod was requested so many seconds ago. It has `grace` seconds to end."""
     times = {"deletionTimestamp": format_time(cluster.now - ago + grace), "deletionGracePeriodSeconds": grace}
     cluster.pods[name]["metadata"] |= times
+
+
+def test_two_containers_of_a_pod_may_fail_for_the_same_reason() -> None:
+    """First its Ray container, and later a proxy that was added to the pod."""
+    cluster, operator = running_job()
+    proxy = {"name": "proxy", "state": {"running": {}}}
+    for phase, state in (
+        ("Running", {"running": {}}),
+        ("Failed", {"terminated": {"exitCode": 255, "reason": "Error"}}),
+    ):
+        worker = {"name": "ray-worker", "state": {"terminated": {"exitCode": 1, "reason": "Error"}}}
+        statuses_ = [{**proxy, "state": state}, worker]
+        cluster.pods[WORKER]["status"] = {"phase": phase, "containerStatuses": statuses_}
+        operator.settle()
+    status = Status.model_validate(cluster.status, by_alias=True, by_name=False)
+    assert [each.exit_code for each in status.attempts[0].failed_pods or ()] == [1, 255]
 
 
 # Crashes

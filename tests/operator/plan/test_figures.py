@@ -56,7 +56,7 @@ def test_plan_needs_few_figures(claim: Claim) -> None:
         return (PLANNED, 1.0) if isinstance(figure, AllowedSteps) else 0.5
 
     shown = [AskedFigures(ask).spent(claim, charged) for charged in range(PLANNED + 1)]
-    assert None not in shown and len(asked) <= POINTS + 2
+    assert None not in shown and len(asked) <= POINTS + 1
 
 
 def test_short_plan_is_exact_at_each_step() -> None:
@@ -125,6 +125,71 @@ def test_job_ends_with_the_epsilon_of_exactly_its_charged_steps() -> None:
     operator.settle()
     assert cluster.status["phase"] == "Failed"
     assert float(cluster.status["privacy"]["epsilonSpent"]) == pytest.approx(claim.epsilon(17), abs=0.001)
+
+
+def compute_asked(cluster: FakeCluster, operator: FakeOperator) -> None:
+    """The accountant computes what the last decision has asked for, and forgets everything else."""
+    cluster.figures = {figure: figure.compute() for figure in operator.asked}
+
+
+def reconcile(cluster: FakeCluster, operator: FakeOperator) -> None:
+    cluster.take_snapshot()
+    operator.reconcile()
+
+
+@pytest.mark.parametrize("planned", [60, 100, PLANNED])
+def test_epsilon_keeps_up_with_a_job_that_charges_faster_than_it_is_computed(planned: int) -> None:
+    """With each figure that arrives, the job has passed a point, or several."""
+    cluster, operator = running_job(spec__training={"steps": planned, "expectedBatchSize": 250})
+    claim, charged, lag = claim_of(cluster), 5, 0
+    for _ in range(12):
+        cluster.charge(planned // 20)
+        charged += planned // 20
+        reconcile(cluster, operator)
+        compute_asked(cluster, operator)
+        privacy = cluster.status["privacy"]
+        assert float(privacy["epsilonSpent"]) >= claim.epsilon(privacy["stepsCharged"]) - 1e-9
+        lag = max(lag, charged - privacy["stepsCharged"])
+    assert lag <= planned // 8
+
+
+def test_status_shows_progress_and_model_with_the_epsilon_of_the_same_steps() -> None:
+    cluster, operator = running_job()
+    cluster.figures = {}
+    before = cluster.status
+    cluster.charge(17)  # two more than planned
+    cluster.record_outcome("Completed")
+    reconcile(cluster, operator)
+    assert {**cluster.status, "conditions": before["conditions"]} == before
+    for _ in range(2):
+        compute_asked(cluster, operator)
+        reconcile(cluster, operator)
+    assert cluster.status["progress"]["step"] == 20 and cluster.status["finalModel"]
+    privacy = cluster.status["privacy"]
+    assert privacy["stepsCharged"] == privacy["stepsClaimed"] == 22
+    assert float(privacy["epsilonSpent"]) == pytest.approx(claim_of(cluster).epsilon(22), abs=0.001)
+
+
+def test_deadline_ends_a_job_that_charges_faster_than_its_epsilon_is_computed() -> None:
+    cluster, operator = running_job(
+        spec__training={"steps": PLANNED, "expectedBatchSize": 250}, spec__activeDeadlineSeconds=600
+    )
+    cluster.now += 600
+    for _ in range(3):
+        cluster.charge(1)
+        reconcile(cluster, operator)
+        compute_asked(cluster, operator)
+        assert cluster.ray_jobs == {}
+    assert cluster.status["attempts"][0]["reason"] == "DeadlineExceeded"
+    assert cluster.status["phase"] == "Running", "its pods still charge"
+    for _ in range(3):
+        reconcile(cluster, operator)
+        compute_asked(cluster, operator)
+    assert (cluster.status["phase"], condition(cluster, "Failed")["reason"]) == ("Failed", "DeadlineExceeded")
+    privacy = cluster.status["privacy"]
+    assert privacy["stepsCharged"] == 8
+    assert float(privacy["epsilonSpent"]) == pytest.approx(claim_of(cluster).epsilon(8), abs=0.001)
+    assert cluster.created == ["claims-triage-a1"]
 
 
 def test_job_that_has_ended_needs_figures_for_late_charges_alone() -> None:

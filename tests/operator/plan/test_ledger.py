@@ -109,6 +109,7 @@ def test_record_of_a_newer_release_neither_ends_nor_starts_anything(part: str) -
     operator.settle()
     assert condition(cluster, "Stalled")["reason"] == "InternalError"
     assert "run the release of the operator that created it" in condition(cluster, "Stalled")["message"]
+    assert cluster.status["blocker"]["reason"] == "InternalError"
     assert (cluster.status["phase"], cluster.status["attempts"]) == ("Running", before["attempts"])
     assert cluster.status["resolved"] == before["resolved"]
     assert cluster.created == ["claims-triage-a1"]

@@ -18,6 +18,7 @@ from e2e.platform.fixtures.fake_cluster import (
     FakeOperator,
     Killed,
     condition,
+    own_actions,
     running_job,
     start_next_attempt,
     started_job,
@@ -118,7 +119,7 @@ def test_policy_and_binding_of_an_attempt_are_brought_back(
     status = cluster.status
     change(cluster)
     cluster.take_snapshot()
-    (action,) = decide(cluster.observe(), cluster.now, SETTINGS).actions
+    (action,) = own_actions(decide(cluster.observe(), cluster.now, SETTINGS))
     assert isinstance(action, Create) and action.kind == kind
     operator.reconcile()
     assert content(cluster.corrected[kind]) == before
@@ -128,8 +129,8 @@ def test_policy_and_binding_of_an_attempt_are_brought_back(
 def test_new_setting_of_the_networks_reaches_a_running_attempt() -> None:
     cluster, _ = running_job()
     observed, wider = cluster.observe(), replace(SETTINGS, egress_cidrs=("10.1.0.0/16",))
-    assert decide(observed, cluster.now, SETTINGS).actions == ()
-    (action,) = decide(observed, cluster.now, wider).actions
+    assert own_actions(decide(observed, cluster.now, SETTINGS)) == []
+    (action,) = own_actions(decide(observed, cluster.now, wider))
     assert isinstance(action, Create) and action.kind == "NetworkPolicy"
     assert {"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}]} in action.manifest["spec"]["egress"]
 
@@ -137,7 +138,19 @@ def test_new_setting_of_the_networks_reaches_a_running_attempt() -> None:
 def test_labels_of_others_on_a_policy_are_left_alone() -> None:
     cluster, _ = running_job()
     cluster.corrected["NetworkPolicy"]["metadata"]["labels"]["team"] = "radiology"
-    assert decide(cluster.observe(), cluster.now, SETTINGS).actions == ()
+    assert own_actions(decide(cluster.observe(), cluster.now, SETTINGS)) == []
+
+
+def test_account_and_rights_are_applied_until_all_pods_are_ready() -> None:
+    """A user, or the end of a namespace of the same name, may have removed them."""
+    cluster, operator = running_job(spec__cluster__workers=1, spec__cluster__serviceAccountName=None)
+    shared = {("ServiceAccount", "tensafe-trainer"), ("RoleBinding", "tensafe-trainer")}
+    assert shared <= cluster.others
+    assert decide(cluster.observe(), cluster.now, SETTINGS).actions == (), "the pods are ready"
+    cluster.pods["claims-triage-a1-worker"]["status"]["conditions"] = []
+    cluster.others -= shared
+    operator.settle()
+    assert shared <= cluster.others
 
 
 def test_policy_of_a_job_that_has_ended_is_left_alone() -> None:

@@ -6,8 +6,9 @@ import contextlib
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import Killed, condition, running_job, started_job
+from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, Killed, condition, running_job, started_job
 from tensafe_api.timestamps import format_time
+from tensafe_operator.plan.starting import ANSWER_SECONDS
 from tensafe_operator.plan.suspension import SUSPEND_SECONDS
 
 
@@ -50,6 +51,23 @@ def test_attempt_that_does_not_stop_in_time_is_deleted() -> None:
     assert cluster.ray_jobs == {}
     assert cluster.status["phase"] == "Suspended"
     assert cluster.status["attempts"][0]["reason"] == "Interrupted"
+
+
+def test_start_is_stored_before_a_suspension_deletes_the_ray_job() -> None:
+    """The author resumes the job in the same moment, so that a status which is written with the deletion is lost."""
+    cluster = FakeCluster.with_job()
+    operator = FakeOperator(cluster)
+    operator.settle()
+    assert cluster.created == ["claims-triage-a1"] and "startTime" not in cluster.status["attempts"][0]
+    cluster.now += ANSWER_SECONDS
+    cluster.suspend(True)
+    cluster.take_snapshot()
+    operator.reconcile()
+    assert cluster.ray_jobs and "startTime" in cluster.status["attempts"][0]
+    operator.settle()
+    cluster.suspend(False)
+    operator.settle()
+    assert cluster.created == ["claims-triage-a1", "claims-triage-a2"]
 
 
 def test_request_that_is_made_again_gives_the_workers_all_of_their_time() -> None:
