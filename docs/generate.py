@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry
 
 from tensafe_api.crd import JOBS, LEDGERS, PROFILES, ResourceKind, open_api_schema
 from tensafe_api.driver_exit_codes import driver_exit_code
+from tensafe_api.fixes import Fix
 from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
 from tensafe_api.resources.job import API_VERSION, KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
@@ -174,6 +175,8 @@ def reasons() -> str:
         code = str(driver_exit_code(reason)) if driver_exit_code(reason) != 1 else ""
         retried = ("no" if reason.permanent else "yes") if code else ""
         lines.append(f"| `{reason}` | {reason.sentence} | {reason.fix} | {code} | {retried} |")
+    lines += ["\n## Fixes\n", "`status.blocker.fix` names one of these where the fix of the reason is too general.\n"]
+    lines += ["| fix | what to do |", "|---|---|", *(f"| `{fix}` | {fix.text} |" for fix in Fix)]
     lines += ["\n## Events\n", f"{' '.join((EventReason.__doc__ or '').split())}\n", "| event | meaning |", "|---|---|"]
     lines += [f"| `{event}` | {meaning} |" for event, meaning in _documented(EventReason)]
     return REASONS_PAGE + "\n".join(lines) + "\n"
