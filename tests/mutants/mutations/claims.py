@@ -135,8 +135,8 @@ CLAIMS: tuple[Mutation, ...] = (
         (
             Edit(
                 OPERATOR + "plan/figures.py",
-                "return -(-charged // spacing) * spacing",
-                "return charged // spacing * spacing",
+                "first = -(-charged // spacing) * spacing",
+                "first = charged // spacing * spacing",
             ),
         ),
         ("tests/operator/plan/test_figures.py::test_shown_epsilon_is_never_below_that_of_the_charged_steps",),
@@ -151,11 +151,27 @@ CLAIMS: tuple[Mutation, ...] = (
         (
             Edit(
                 API + "status_fold.py",
-                "return before if spent is None else",
-                'return before.model_copy(update={"steps_charged": charged}) if spent is None else',
+                "            if after is None:\n                return before\n            privacy = after\n",
+                '            privacy = after or before.privacy.model_copy(update={"steps_charged": charged})\n',
             ),
         ),
         (f"{_FIGURES}::test_figures_of_a_running_job_stay_together_until_the_next_ones_are_there",),
+    ),
+    Mutation(
+        "a checkpoint is shown with the epsilon of earlier steps while the new one is computed",
+        (
+            Edit(
+                API + "status_fold.py",
+                "            if after is None:\n                return before\n            privacy = after\n",
+                "            privacy = after or before.privacy\n",
+            ),
+        ),
+        (f"{_FIGURES}::test_status_shows_progress_and_model_with_the_epsilon_of_the_same_steps",),
+    ),
+    Mutation(
+        "a job waits for the epsilon of its charged steps before its workers are stopped",
+        (Edit(OPERATOR + "plan/retry.py", "if not (state.phase.final and runs):", "if True:"),),
+        (f"{_FIGURES}::test_deadline_ends_a_job_that_charges_faster_than_its_epsilon_is_computed",),
     ),
     Mutation(
         "a job ends before its epsilon is known",
