@@ -123,8 +123,11 @@ class _Lock(LeaseLock):
         return await self._replace()
 
     async def release(self) -> None:
-        """Give up the Lease that was written last."""
+        """Give up the Lease. It is read first: a renewal that was cancelled without an answer may have changed it."""
         self.until = 0.0
+        found, _ = await self.get(self.name, self.namespace)
+        if not found or not self._mine:
+            return
         spec = self.lease_reference.spec
         spec.holder_identity, spec.lease_duration_seconds = "", 1
         await self._replace()

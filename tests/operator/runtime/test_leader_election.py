@@ -104,6 +104,16 @@ def test_lease_that_was_given_up_is_free_at_once(clock: Clock) -> None:
     assert tries(other)
 
 
+def test_lease_is_given_up_after_a_renewal_without_an_answer(clock: Clock) -> None:
+    """A process that stops cancels its renewal, which the API server may have stored."""
+    store = LeaseStore()
+    leader, renewal = store.candidate("me"), store.candidate("me")
+    asyncio.run(leader.acquire())
+    assert tries(renewal)
+    asyncio.run(leader.give_up())
+    assert tries(store.candidate("other"))
+
+
 def test_process_that_lost_the_lease_does_not_give_up_that_of_another(clock: Clock) -> None:
     store = LeaseStore()
     leader, other = store.candidate("me"), store.candidate("other")
