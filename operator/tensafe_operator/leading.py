@@ -29,6 +29,8 @@ from tensafe_operator.runtime.work_queue import WorkQueue
 from tensafe_operator.settings import Settings, variable
 
 RESYNC_SECONDS = 300.0
+FIRST_RESYNC_SECONDS = 15.0
+"""After the start. No stream reports what was deleted after the first list and before the stream's own."""
 RETRY_SECONDS = 1.0
 WATCHING, RECONCILING = "watching", "reconciling"
 log = logging.getLogger(__name__)
@@ -134,16 +136,16 @@ class Leader:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _resync_periodically(self, served: Collection[str]) -> None:
-        before: list[Key] = []
+        before, pause = list[Key](), FIRST_RESYNC_SECONDS
         while True:
             for key in {*before, *self._cache.known_keys()}:  # also the jobs that the resync has dropped
                 self._queue.touch(key)
-            await asyncio.sleep(RESYNC_SECONDS)
-            before = self._cache.known_keys()
+            await asyncio.sleep(pause)
+            before, pause = self._cache.known_keys(), RESYNC_SECONDS
             try:
                 await resync(self._api, self._cache, KINDS, served)
             except (ApiUnavailable, ApiError) as error:
-                log.warning("the resync failed, the next one is in %.0f s: %s", RESYNC_SECONDS, error)
+                log.warning("the resync failed, the next one is in %.0f s: %s", pause, error)
 
     async def _watch(self, served: frozenset[str], heard: Callable[[], None], started: asyncio.Event) -> None:
         registry = handlers(KINDS, self._cache, self._queue.touch, parse_warning, heard)

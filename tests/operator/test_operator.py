@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from e2e.platform.fixtures.operator_process import OperatorProcess
 from e2e.platform.fixtures.polling import TIMEOUT_SECONDS
 from e2e.platform.fixtures.rejected_manifests import REJECTED_BY_ACCOUNTING
 from e2e.platform.fixtures.roles import install_roles
+from tensafe_operator.leading import FIRST_RESYNC_SECONDS
 
 pytestmark = pytest.mark.cluster
 
@@ -95,6 +97,36 @@ def test_requested_shutdown_logs_no_warning_and_gives_the_lease_up(plane: Operat
     lines = [json.loads(line) for line in plane.logs()[before:].splitlines()]
     assert [line for line in lines if line["level"] != "INFO"] == []
     assert plane.lease()[0] == ""
+
+
+LATE_STREAMS = """
+import asyncio, os
+import tensafe_operator.runtime.watch as module
+
+real_watch = module.watch
+
+async def watch(*arguments):
+    while not os.path.exists(os.environ["STREAMS_MAY_START"]):
+        await asyncio.sleep(0.1)
+    await real_watch(*arguments)
+
+module.watch = watch
+"""
+"""Lets something happen between the first list and those of the streams."""
+
+
+def test_deletion_that_no_stream_reports_is_noticed_soon(plane: OperatorHarness, tmp_path: Path) -> None:
+    """A RayJob was deleted while an upgraded operator started, and its job said for five minutes that it ran."""
+    first = plane.operator()
+    plane.apply("one")
+    plane.wait_until(lambda: plane.started("one"))
+    assert first.terminate() == 0
+    go = tmp_path / "go"
+    second = plane.operator(before=LATE_STREAMS, STREAMS_MAY_START=str(go))
+    plane.wait_until(lambda: 'job="one"' in second.metrics())
+    plane.plane.kubectl("-n", "clinic", "delete", "rayjob", "one-a1")
+    go.touch()
+    plane.wait_until(lambda: "endTime" in attempts(plane, "one")[0], 2 * FIRST_RESYNC_SECONDS)
 
 
 def attempts(plane: OperatorHarness, job: str) -> list[dict[str, Any]]:
