@@ -32,7 +32,7 @@ AFTERMATH_SECONDS = 1.0
 """An object that appears later than this after a kill was not created by the killed operator."""
 CREATE_CONCURRENCY = 32
 
-RATE_P99, LEDGER_P99, RESTART, FAILOVER = 1.0, 2.0, 20.0, 20.0
+RATE_P99, LEDGER_P99, RESTART, FAILOVER = 1.0, 2.0, 60.0, 20.0
 MEMORY_MB = 300.0
 STARTS, READY_SECONDS = 5, 3.0
 CHARGES = 5
