@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 from tensafe_api.crd import JOBS, LEDGERS, PROFILES, ResourceKind, open_api_schema
+from tensafe_api.fixes import Fix
 from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -53,7 +54,9 @@ def test_every_field_of_a_resource_is_a_row(generate: ModuleType, kind: Resource
 
 def test_every_name_of_a_status_is_explained(generate: ModuleType) -> None:
     rows = re.findall(r"^\| `(\w+)` \| .*\w", generate.pages()["conditions-and-reasons.md"], re.MULTILINE)
-    assert sorted(rows) == sorted(word.value for kind in (Phase, ConditionType, Reason, EventReason) for word in kind)
+    assert sorted(rows) == sorted(
+        word.value for kind in (Phase, ConditionType, Reason, EventReason, Fix) for word in kind
+    )
 
 
 def test_links_of_all_pages_exist() -> None:
