@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray._raylet import AuthenticationTokenLoader
 from ray.exceptions import WorkerCrashedError
 
 from tensafe_api.reasons import Reason
@@ -138,3 +140,20 @@ def test_processes_of_ray_import_nothing_from_the_folders_of_the_driver(
 
     with local_ray(tmp_path, cpus=1, gpus=0):
         assert ray.get(ray.remote(find).remote()) == ["tensorguard.training.worker"]
+
+
+@pytest.mark.ray
+def test_starts_in_a_process_that_has_used_a_cluster_with_another_token(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
+    AuthenticationTokenLoader.instance().reset_cache()
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.shutdown()
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    with local_ray(tmp_path, cpus=1, gpus=0):
+        assert ray.get(ray.remote(lambda: "done").remote()) == "done"
+        assert os.environ["RAY_AUTH_TOKEN"] != "a" * 64
+    monkeypatch.undo()
+    AuthenticationTokenLoader.instance().reset_cache()  # the token of the test's environment again

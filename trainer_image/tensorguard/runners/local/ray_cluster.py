@@ -53,6 +53,7 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
     """Start a Ray cluster with `cpus` and `gpus` for the with block, unless the caller has joined one already."""
     configure_ray()
     import ray
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # missing in Ray's stub
 
     from tensorguard.data.read import silence_ray_data
 
@@ -63,6 +64,8 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
         return
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        # A process that has used Ray before, as a notebook may, keeps the token of that cluster, and would send it.
+        AuthenticationTokenLoader.instance().reset_cache()
     note = run_directory / _SESSION_NOTE
     if note.exists():
         _remove_session(note.read_text())
