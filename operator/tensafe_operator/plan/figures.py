@@ -39,13 +39,15 @@ class Ask(Protocol):
 
 @dataclass(frozen=True)
 class AllowedSteps:
-    """How many of the planned steps of a claim its target allows, and their ε: what a job claims at least."""
+    """How many of the planned steps of a claim its target allows, their ε, which a job claims at least, and ε before the
+    first step.
+    """
 
     claim: Claim
 
-    def compute(self) -> tuple[int, float]:
+    def compute(self) -> tuple[int, float, float]:
         steps = self.claim.claimed_steps(0)
-        return steps, self.claim.epsilon(steps)
+        return steps, self.claim.epsilon(steps), self.claim.epsilon(0)
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,9 @@ class AskedFigures:
         allowed = self.ask(AllowedSteps(claim))
         if allowed is None:
             return None
-        steps, claimed = allowed
+        steps, claimed, before = allowed
+        if not charged:
+            return Spent(steps, claimed, before)
         if charged > steps:
             beyond = self.ask(Epsilon(claim, charged))
             return None if beyond is None else Spent(charged, beyond, beyond)

@@ -112,15 +112,15 @@ def end_attempt(
     assessment = with_failed_pods(assessment, attempt)
     draft.record(close(attempt, assessment, draft.now))
     spec, ray_job = job.spec, draft.ray_job_of(attempt)
+    runs = ray_job is not None and not is_terminal(ray_job)
     if ray_job is None:
         # The RayJob named the Secret. After a restart the operator no longer knows the name, and the Secret goes with
         # the job.
         draft.delete_tls_secret_named(tls.secret_name(job, attempt.number))
     else:
         draft.delete_tls_secret(ray_job)
-        if not is_terminal(ray_job):  # one that has ended is kept for its logs
+        if runs:  # one that has ended is kept for its logs
             draft.delete(ray_job)
-    runs = ray_job is not None and not is_terminal(ray_job)
     most = spec.retry.max_attempts
     state = state_after(assessment, draft.status.attempts, acquired_attempts(record), most, suspend=spec.suspend)
     if not (state.phase.final and runs):

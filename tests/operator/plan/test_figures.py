@@ -53,7 +53,7 @@ def test_plan_needs_few_figures(claim: Claim) -> None:
 
     def ask(figure: Figure[Any]) -> Any:
         asked.add(figure)
-        return (PLANNED, 1.0) if isinstance(figure, AllowedSteps) else 0.5
+        return (PLANNED, 1.0, 0.0) if isinstance(figure, AllowedSteps) else 0.5
 
     shown = [AskedFigures(ask).spent(claim, charged) for charged in range(PLANNED + 1)]
     assert None not in shown and len(asked) <= POINTS + 1
@@ -203,7 +203,7 @@ def test_job_that_has_ended_needs_figures_for_late_charges_alone() -> None:
     assert ended.figures == () and ended.status.privacy.steps_charged == 5
     cluster.charge(2)
     claim = claim_of(cluster)
-    assert set(without_figures(cluster, {AllowedSteps(claim): (20, 1.0)}).figures) == {
+    assert set(without_figures(cluster, {AllowedSteps(claim): (20, 1.0, 0.0)}).figures) == {
         AllowedSteps(claim),
         Epsilon(claim, 7),
     }
