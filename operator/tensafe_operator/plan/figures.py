@@ -39,8 +39,8 @@ class Ask(Protocol):
 
 @dataclass(frozen=True)
 class AllowedSteps:
-    """How many of the planned steps of a claim its target allows, their ε, which a job claims at least, and ε before the
-    first step.
+    """How many of the planned steps of a claim its target allows, and their ε: what a job claims at least. Beside it ε
+    before the first step.
     """
 
     claim: Claim

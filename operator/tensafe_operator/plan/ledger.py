@@ -60,8 +60,10 @@ def open_ledger(draft: Draft, admitted: Admitted) -> None:
     """Create the job's ledger, unless the job is suspended: then show the planned privacy figures.
 
     The ledger names the Secret with the job's key, which is created with it. An existing ledger of that name stays
-    unchanged. The next decision, which follows at once, writes the status with the ledger's UID.
+    unchanged. The next decision, which follows at once, writes the status with the ledger's UID, and with the figures
+    that are asked for here.
     """
+    draft.figures().spent(admitted.claim, 0)
     if admitted.job.spec.suspend:
         draft.status = fold_ledger(draft.status, admitted.claim, None, draft.figures())
         draft.set_state(SUSPENDED)
