@@ -18,7 +18,6 @@ from e2e.platform.helm import helm_command
 _TOOLS: dict[str, Callable[[], Path]] = {
     "helm": lambda: Path(helm_command()[0]),
     "helm-docs": partial(program, "helm_docs", "github.com/norwoodj/helm-docs/cmd/helm-docs"),
-    "actionlint": partial(program, "actionlint", "github.com/rhysd/actionlint/cmd/actionlint"),
     "registry": partial(program, "registry", "github.com/distribution/distribution/v3/cmd/registry"),
     "syft": partial(
         program,

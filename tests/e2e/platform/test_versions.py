@@ -23,7 +23,6 @@ PINNED = {
     "prometheus": {"github.com/prometheus/prometheus": versions.PROMETHEUS},
     "grafana": {"github.com/grafana/grafana-foundation-sdk/go": versions.GRAFANA_SDK},
     "helm_docs": {"github.com/norwoodj/helm-docs": versions.HELM_DOCS},
-    "actionlint": {"github.com/rhysd/actionlint": versions.ACTIONLINT},
     "registry": {"github.com/distribution/distribution/v3": versions.REGISTRY},
     "syft": {"github.com/anchore/syft": versions.SYFT},
     "sigstore": {
