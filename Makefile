@@ -93,14 +93,14 @@ lint: setup ## check style, spelling, types, layers, and that the generated CRDs
 	git ls-files -z | xargs -0 $(VENV)/codespell
 	$(VENV)/mypy
 	$(VENV)/lint-imports
-	$(PY) -m tensafe_api.crd --check
+	$(PY) -m tensafe_api.schema.crd --check
 
 format: setup ## format the code
 	$(VENV)/ruff check --fix .
 	$(VENV)/ruff format .
 
 crds: setup ## write crds/*.yaml from the models in tensafe_api
-	$(PY) -m tensafe_api.crd
+	$(PY) -m tensafe_api.schema.crd
 
 docs: setup ## write the reference pages that are generated from the code, and the chart's README
 	$(PY) docs/generate.py

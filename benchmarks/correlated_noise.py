@@ -37,7 +37,7 @@ from benchmarks.classification import TARGET_EPSILON, WORKLOADS, Workload, add_d
 from benchmarks.command import option_parser
 from benchmarks.frozen_layers import frozen_outputs, numbered, use_cached_outputs
 from benchmarks.peers.opacus_trainer import Settings, make_private, take_steps
-from tensafe_api.calibration import calibrate
+from tensafe_api.accounting.calibration import calibrate
 
 Goal = Literal["last", "mean", "momentum"]
 MOMENTUM = 0.9

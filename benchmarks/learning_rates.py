@@ -25,7 +25,7 @@ from benchmarks import corpora, minilm, tensafe_job
 from benchmarks.command import option_parser
 from benchmarks.frozen_layers import frozen_outputs, numbered, use_cached_outputs
 from benchmarks.peers.opacus_trainer import Settings, train
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest.text import load_manifest
 from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import Spec
 from tensafe_api.resources.numeric import parse_decimal

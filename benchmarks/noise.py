@@ -15,8 +15,8 @@ import warnings
 from opacus.accountants.utils import get_noise_multiplier
 
 from benchmarks.command import option_parser
-from tensafe_api import accounting
-from tensafe_api.calibration import calibrate
+from tensafe_api.accounting import composition
+from tensafe_api.accounting.calibration import calibrate
 
 SETTINGS = (
     # sampling rate, steps, δ, ε
@@ -47,7 +47,7 @@ def main() -> int:
                     target_epsilon=epsilon,
                     sample_rate=rate,
                     steps=steps,
-                    delta=accounting.job_delta(delta),
+                    delta=composition.job_delta(delta),
                     accountant=accountant,
                 )
             )

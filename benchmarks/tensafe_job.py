@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 
 from benchmarks import corpora, minilm
-from tensafe_api.manifest import dump_manifest, load_manifest
+from tensafe_api.manifest.text import dump_manifest, load_manifest
 from tensafe_api.resolve import Plan, ledger_spec, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.data.memory import memory_tables

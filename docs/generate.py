@@ -22,13 +22,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from tensafe_api.crd import JOBS, LEDGERS, PROFILES, ResourceKind, open_api_schema
 from tensafe_api.driver_exit_codes import driver_exit_code
 from tensafe_api.fixes import Fix
 from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
 from tensafe_api.resources.job import API_VERSION, KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.profile import PROFILE_KIND
+from tensafe_api.schema.crd import JOBS, LEDGERS, PROFILES, ResourceKind, open_api_schema
 from tensafe_kubectl.main import command_parser as plugin_parser
 from tensafe_operator.gate import guard_gauge
 from tensafe_operator.job_metrics import JobMetrics

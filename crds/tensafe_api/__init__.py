@@ -17,11 +17,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tensafe_api.manifest import dump_manifest as dump_manifest
-    from tensafe_api.manifest import load_manifest as load_manifest
-    from tensafe_api.problems import ManifestError as ManifestError
-    from tensafe_api.problems import Problem as Problem
-    from tensafe_api.problems import parse_job as parse_job
+    from tensafe_api.manifest.text import dump_manifest as dump_manifest
+    from tensafe_api.manifest.text import load_manifest as load_manifest
+    from tensafe_api.manifest.validation import ManifestError as ManifestError
+    from tensafe_api.manifest.validation import Problem as Problem
+    from tensafe_api.manifest.validation import parse_job as parse_job
     from tensafe_api.reasons import ConditionType as ConditionType
     from tensafe_api.reasons import EventReason as EventReason
     from tensafe_api.reasons import Phase as Phase
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from tensafe_api.resources.job import TenSafeTrainingJob as TenSafeTrainingJob
     from tensafe_api.resources.ledger import PrivacyLedger as PrivacyLedger
     from tensafe_api.resources.status import Status as Status
-    from tensafe_api.statement import recompute_epsilon as recompute_epsilon
+    from tensafe_api.statement.contents import recompute_epsilon as recompute_epsilon
 
 _MODULES = {
-    "manifest": ("dump_manifest", "load_manifest"),
-    "problems": ("ManifestError", "Problem", "parse_job"),
+    "manifest.text": ("dump_manifest", "load_manifest"),
+    "manifest.validation": ("ManifestError", "Problem", "parse_job"),
     "reasons": ("ConditionType", "EventReason", "Phase", "Reason"),
     "resolve": ("Claim", "Plan", "resolve_job"),
     "resources.job": ("API_VERSION", "TenSafeTrainingJob"),
     "resources.ledger": ("PrivacyLedger",),
     "resources.status": ("Status",),
-    "statement": ("recompute_epsilon",),
+    "statement.contents": ("recompute_epsilon",),
 }
 _MODULE_OF = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass, fields
 from decimal import Decimal
 from fractions import Fraction
 
-from tensafe_api import accountant_choice, accounting
-from tensafe_api.accountant_choice import MAX_REPETITIONS
-from tensafe_api.calibration import CalibrationError
-from tensafe_api.manifest import ManifestError, Problem
-from tensafe_api.privacy_events import EarlierSteps, Mechanism, earlier_events, round_up
+from tensafe_api.accounting import accountant_choice, composition
+from tensafe_api.accounting.accountant_choice import MAX_REPETITIONS
+from tensafe_api.accounting.calibration import CalibrationError
+from tensafe_api.manifest.text import ManifestError, Problem
 from tensafe_api.resources.job import Spec, TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LedgerSpec
+from tensafe_api.resources.mechanism import EarlierSteps, Mechanism, earlier_events, round_up
 from tensafe_api.resources.numeric import parse_decimal
 from tensafe_api.resources.training import DEFAULT_MAX_LENGTH, Privacy
 from tensafe_api.tasks import TASKS, image_columns, shape_for
@@ -42,7 +42,7 @@ MAX_STEPS = 2**31 - 1
 class Claim:
     """Everything that a privacy claim rests on, and the ε of charged steps.
 
-    Each step reveals one noised sum. Every ε is a float at `accounting.job_delta(delta)`.
+    Each step reveals one noised sum. Every ε is a float at `composition.job_delta(delta)`.
     """
 
     mechanism: Mechanism
@@ -50,7 +50,7 @@ class Claim:
     reserve_steps: int
     target_epsilon: float
     delta: str
-    accountant: accounting.AccountantName
+    accountant: composition.AccountantName
 
     @classmethod
     def of(cls, ledger: LedgerSpec) -> Claim:
@@ -71,18 +71,18 @@ class Claim:
 
     def epsilon(self, charged: int) -> float:
         """ε of `charged` steps."""
-        return accounting.job_epsilon(self.mechanism, charged, self.delta, self.accountant)
+        return composition.job_epsilon(self.mechanism, charged, self.delta, self.accountant)
 
     def affordable_steps(self, charged: int, wanted: int) -> int:
         """How many of `wanted` further steps can be charged after `charged` steps before ε exceeds the target."""
         planned = self.steps + self.reserve_steps
         if charged + wanted <= planned and self.epsilon(planned) <= self.target_epsilon:
             return wanted  # with PLD this one ε serves the whole run
-        within = accounting.steps_within(
+        within = composition.steps_within(
             target_epsilon=self.target_epsilon,
             sample_rate=float(self.mechanism.sample_rate),
             noise_multiplier=float(self.mechanism.noise_multiplier),
-            delta=accounting.job_delta(self.delta),
+            delta=composition.job_delta(self.delta),
             accountant=self.accountant,
             earlier=self.mechanism.earlier_events,
             at_most=min(charged + wanted, self.max_steps),
@@ -90,8 +90,8 @@ class Claim:
         return max(0, within - charged)
 
     def claimed_steps(self, charged: int) -> int:
-        """The number of steps to sign off (`accounting.claimed_steps`)."""
-        return accounting.claimed_steps(
+        """The number of steps to sign off (`composition.claimed_steps`)."""
+        return composition.claimed_steps(
             self.mechanism,
             planned=self.steps,
             charged=charged,
@@ -169,10 +169,10 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
         expected_batch_size=batch,
         earlier_steps=earlier,
     )
-    if float(sigma) * mechanism.grid < accounting.MIN_NOISE:
+    if float(sigma) * mechanism.grid < composition.MIN_NOISE:
         raise _problem(
             "spec.privacy.noiseMultiplier",
-            f"with σ = {sigma} the noise is below {accounting.MIN_NOISE:,} steps of the integer grid: raise it, or "
+            f"with σ = {sigma} the noise is below {composition.MIN_NOISE:,} steps of the integer grid: raise it, or "
             "lower spec.training.expectedBatchSize",
         )
     plan = Plan(
@@ -234,15 +234,15 @@ def round_down_delta(value: Decimal) -> str:
 
 def _accountant_and_sigma(
     privacy: Privacy, target: float, sample_rate: str, steps: int, delta: str, earlier: tuple[EarlierSteps, ...]
-) -> tuple[accounting.AccountantName, str]:
+) -> tuple[composition.AccountantName, str]:
     events = earlier_events(earlier)
-    spent = accounting.epsilon_of_events(events, accounting.job_delta(delta), "RDP")
+    spent = composition.epsilon_of_events(events, composition.job_delta(delta), "RDP")
     if spent > target:
-        spent = min(spent, accounting.epsilon_of_events(events, accounting.job_delta(delta), "PLD"))
+        spent = min(spent, composition.epsilon_of_events(events, composition.job_delta(delta), "PLD"))
     if spent > target:
         raise _problem(
             "spec.privacy.targetEpsilon",
-            f"{target:g} is below the epsilon of spec.lora.initFrom, which is {accounting.format_epsilon(spent)} and "
+            f"{target:g} is below the epsilon of spec.lora.initFrom, which is {composition.format_epsilon(spent)} and "
             "counts too: raise it",
         )
     try:
@@ -252,7 +252,7 @@ def _accountant_and_sigma(
             target_epsilon=target,
             sample_rate=float(sample_rate),
             steps=steps,
-            delta=accounting.job_delta(delta),
+            delta=composition.job_delta(delta),
             earlier=events,
         )
     except accountant_choice.PLDLimitError as error:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tensafe_api import accounting
+from tensafe_api.accounting import composition
 from tensafe_api.reasons import ConditionType, Phase
 from tensafe_api.resolve import Claim
 from tensafe_api.resources.model import commit_of
@@ -32,7 +32,7 @@ from tensafe_api.resources.status import (
     Progress,
     Status,
 )
-from tensafe_api.statement import STATEMENT_FILE
+from tensafe_api.statement.contents import STATEMENT_FILE
 from tensafe_api.timestamps import format_time
 
 
@@ -217,9 +217,9 @@ def privacy_status(claim: Claim, spent: Spent, *, charged: int, recharged: int) 
     """Every privacy figure of a status after `charged` steps, of which `recharged` were charged a second time."""
     mechanism = claim.mechanism
     return PrivacyStatus(
-        epsilon_claimed=accounting.format_epsilon(spent.epsilon_claimed),
-        epsilon_spent=accounting.format_epsilon(spent.epsilon_spent),
-        target_epsilon=accounting.format_epsilon(claim.target_epsilon),
+        epsilon_claimed=composition.format_epsilon(spent.epsilon_claimed),
+        epsilon_spent=composition.format_epsilon(spent.epsilon_spent),
+        target_epsilon=composition.format_epsilon(claim.target_epsilon),
         delta=claim.delta,
         unit=mechanism.unit,
         adjacency=mechanism.adjacency,
@@ -313,7 +313,7 @@ def _checkpoints(
     for each in kept:
         text = listed.get((each.uri, each.steps_charged))
         if text is None and (found := figures.epsilon(claim, each.steps_charged)) is not None:
-            text = accounting.format_epsilon(found)
+            text = composition.format_epsilon(found)
         if text is not None:
             yield CheckpointRecord(
                 uri=each.uri,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tensafe_api.accounting import format_epsilon
+from tensafe_api.accounting.composition import format_epsilon
 from tensafe_api.resolve import Claim
 from tensafe_api.resources.ledger import LedgerStatus, PrivacyLedgerSpec, PublishedCheckpointRecord
 from tensafe_kubectl.api import Object

@@ -50,7 +50,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tensafe_api.manifest import ManifestError, load_manifest
+    from tensafe_api.manifest.text import ManifestError, load_manifest
 
     try:
         job = load_manifest(arguments.manifest, arguments.overrides)

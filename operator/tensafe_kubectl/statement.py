@@ -104,7 +104,7 @@ def _claim(figures: Figures, final: PublishedCheckpointRecord) -> dict[str, Any]
 
 
 def _uri(final: PublishedCheckpointRecord) -> str:
-    from tensafe_api.statement import STATEMENT_FILE
+    from tensafe_api.statement.contents import STATEMENT_FILE
 
     return f"{final.uri}/{STATEMENT_FILE}"
 
@@ -146,7 +146,7 @@ def _where_to_read(uri: str) -> str:
 def _print_whole(
     ledger: Object, figures: Figures, final: PublishedCheckpointRecord, job: Object | None, output: str
 ) -> int:
-    from tensafe_api.statement import digest
+    from tensafe_api.statement.contents import digest
 
     content = read_stored(_uri(final), job)
     if digest(content) != final.statement_digest:
@@ -178,8 +178,8 @@ def check_statement(content: bytes, uri: str) -> tuple[dict[str, Any], str]:
     Raises:
         CommandError: it is no statement, or a figure does not follow from the others. Names what is wrong.
     """
-    from tensafe_api.clean_text import clean_document
-    from tensafe_api.statement import canonical_json, render_markdown
+    from tensafe_api.sanitize import clean_document
+    from tensafe_api.statement.contents import canonical_json, render_markdown
     from tensorguard.verification.errors import NotVerified
     from tensorguard.verification.privacy_claim import check_claim
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from tensafe_api.clean_text import clean as clean
 from tensafe_api.reasons import Phase
+from tensafe_api.sanitize import clean as clean
 from tensafe_api.timestamps import parse_time
 from tensorguard.cli import tables
 

@@ -13,9 +13,9 @@ import logging
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from tensafe_api.admission_policy import GUARD_VERSION, admission_policies, guard_version
-from tensafe_api.crd import DEFINITION_KIND, JOBS, LEDGERS
 from tensafe_api.resources.job import GROUP
+from tensafe_api.schema.admission_policy import GUARD_VERSION, admission_policies, guard_version
+from tensafe_api.schema.crd import DEFINITION_KIND, JOBS, LEDGERS
 from tensafe_operator.names import METRICS_PREFIX
 from tensafe_operator.runtime.api_client import ApiClient
 from tensafe_operator.runtime.api_errors import ApiError, ApiUnavailable

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tensafe_api.admission_policy import BINDING_KIND, POLICY_KIND
-from tensafe_api.crd import DEFINITION_KIND
 from tensafe_api.resources.job import GROUP, KIND, VERSION
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LEDGER_KIND
 from tensafe_api.resources.profile import PROFILE_KIND
+from tensafe_api.schema.admission_policy import BINDING_KIND, POLICY_KIND
+from tensafe_api.schema.crd import DEFINITION_KIND
 from tensafe_operator import names
 from tensafe_operator.runtime.objects import Kinds, Manifest, Resource
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from e2e.platform.fixtures.manifests import MINIMAL, changed
-from tensafe_api.problems import parse_job
+from tensafe_api.manifest.validation import parse_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 
 ManifestWith = Callable[[Mapping[str, Any]], dict[str, Any]]

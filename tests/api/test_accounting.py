@@ -14,7 +14,8 @@ from opacus.accountants import RDPAccountant as OpacusRDPAccountant
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from tensafe_api.accounting import (
+from tensafe_api.accounting.calibration import MIN_CALIBRATED_SIGMA, CalibrationError, calibrate
+from tensafe_api.accounting.composition import (
     MIN_PLD_DELTA,
     AccountantName,
     epsilon,
@@ -24,8 +25,7 @@ from tensafe_api.accounting import (
     job_epsilon,
     steps_within,
 )
-from tensafe_api.calibration import MIN_CALIBRATED_SIGMA, CalibrationError, calibrate
-from tensafe_api.privacy_events import Mechanism, PrivacyEvent
+from tensafe_api.resources.mechanism import Mechanism, PrivacyEvent
 
 RDP_VALUES = [
     # σ, q, steps, δ, ε

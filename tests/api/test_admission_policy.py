@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tensafe_api.admission_policy import GUARD_VERSION, VERSION_ANNOTATION, admission_policies, guard_version
-from tensafe_api.crd import JOBS, LEDGERS, custom_resource_definition
+from tensafe_api.schema.admission_policy import GUARD_VERSION, VERSION_ANNOTATION, admission_policies, guard_version
+from tensafe_api.schema.crd import JOBS, LEDGERS, custom_resource_definition
 
 SHOWN = {"description", "message", "additionalPrinterColumns", "annotations"}
 """What may differ without another version: it is only shown to users."""

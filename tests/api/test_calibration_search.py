@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tensafe_api import accounting, calibration, dp_library
-from tensafe_api.accounting import SAMPLER_SHARE_OF_DELTA, AccountantName, job_delta, steps_within
-from tensafe_api.calibration import MAX_CALIBRATED_SIGMA, MIN_CALIBRATED_SIGMA, CalibrationError, calibrate
-from tensafe_api.privacy_events import Mechanism, PrivacyEvent
+from tensafe_api.accounting import calibration, composition, dp_library
+from tensafe_api.accounting.calibration import MAX_CALIBRATED_SIGMA, MIN_CALIBRATED_SIGMA, CalibrationError, calibrate
+from tensafe_api.accounting.composition import SAMPLER_SHARE_OF_DELTA, AccountantName, job_delta, steps_within
 from tensafe_api.resolve import Claim
+from tensafe_api.resources.mechanism import Mechanism, PrivacyEvent
 
 RATE, STEPS, DELTA = 0.01, 400, 1e-5
 
@@ -58,8 +58,8 @@ def formula(monkeypatch: pytest.MonkeyPatch) -> Iterator[Formula]:
     ) -> float:
         return made(sample_rate=rate, noise_multiplier=sigma, steps=steps, delta=delta, accountant=by, earlier=earlier)
 
-    monkeypatch.setattr(accounting, "epsilon", made)
-    monkeypatch.setattr(accounting, "epsilon_once", once)
+    monkeypatch.setattr(composition, "epsilon", made)
+    monkeypatch.setattr(composition, "epsilon_once", once)
     calibration._calibrate.cache_clear()
     yield made
     calibration._calibrate.cache_clear()
@@ -163,5 +163,5 @@ def test_orders_without_a_usable_figure_bound_nothing(monkeypatch: pytest.Monkey
         def compose(self, event: object) -> None: ...
 
     monkeypatch.setattr(dp_library.rdp, "RdpAccountant", Accountant)
-    orders, curve = accounting._one_step_curve(0.123456789, 9.87654321)
+    orders, curve = composition._one_step_curve(0.123456789, 9.87654321)
     assert orders is Accountant.orders and curve.tolist() == [0.0, math.inf, math.inf, 0.5]

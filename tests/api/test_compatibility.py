@@ -20,10 +20,10 @@ import pytest
 
 import tensafe_api
 from e2e.platform.fixtures.manifests import MINIMAL, changed
-from tensafe_api import crd
-from tensafe_api.manifest import dump_manifest, load_manifest, parse_job
+from tensafe_api.manifest.text import dump_manifest, load_manifest, parse_job
 from tensafe_api.resolve import ledger_spec
 from tensafe_api.resources.status import Status
+from tensafe_api.schema import crd
 from tensafe_operator.children import configuration
 from tensafe_operator.plan.admission import Admitted, admit, with_ledger_values
 from tensafe_operator.plan.parsing import parse_ledger_spec
@@ -135,7 +135,7 @@ def test_workers_read_what_was_asked_for_and_what_the_ledger_fixes(changes: dict
 
 
 def test_workers_of_an_older_release_read_a_job_that_does_not_use_the_new_field(older_release: Path) -> None:
-    code = "from tensafe_api.problems import parse_job\nprint(parse_job(value).spec.training.steps)"
+    code = "from tensafe_api.manifest.validation import parse_job\nprint(parse_job(value).spec.training.steps)"
     done = run_older(older_release, code, job_file(changed(MINIMAL, SMALL)))
     assert (done.returncode, done.stdout) == (0, "20\n"), done.stderr
 
@@ -143,7 +143,7 @@ def test_workers_of_an_older_release_read_a_job_that_does_not_use_the_new_field(
 def test_workers_of_an_older_release_name_the_new_field_of_a_job_that_uses_it(older_release: Path) -> None:
     """They could not do what the author asks for."""
     written = job_file(changed(MINIMAL, {**SMALL, "spec.startDeadlineSeconds": 600}))
-    done = run_older(older_release, "from tensafe_api.problems import parse_job\nparse_job(value)", written)
+    done = run_older(older_release, "from tensafe_api.manifest.validation import parse_job\nparse_job(value)", written)
     assert done.returncode == 1
     assert "spec.startDeadlineSeconds: unknown field" in done.stderr
 

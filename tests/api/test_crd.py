@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tensafe_api import crd
 from tensafe_api.reasons import Phase
-from tensafe_api.schema import KEYS, structural
+from tensafe_api.schema import crd
+from tensafe_api.schema.structural import KEYS, structural
 
 FOLDER = Path(__file__).parents[2] / "crds"
 SCHEMAS = {kind.name: crd.open_api_schema(kind) for kind in crd.KINDS}

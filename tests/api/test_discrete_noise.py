@@ -12,9 +12,9 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent, pld, rdp
 from mpmath import mp, mpf
 
-from tensafe_api.accounting import MIN_NOISE, SIGMA_SHARE, AccountantName, epsilon, epsilon_of_events
-from tensafe_api.loss_intervals import loss_interval
-from tensafe_api.privacy_events import PrivacyEvent
+from tensafe_api.accounting.composition import MIN_NOISE, SIGMA_SHARE, AccountantName, epsilon, epsilon_of_events
+from tensafe_api.accounting.loss_intervals import loss_interval
+from tensafe_api.resources.mechanism import PrivacyEvent
 
 REACH = 14  # standard deviations: what is beyond is below 10^-42
 

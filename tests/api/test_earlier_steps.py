@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from e2e.platform.fixtures.manifests import MINIMAL, changed
-from tensafe_api import accounting, dp_library
-from tensafe_api.manifest import ManifestError, parse_job
-from tensafe_api.privacy_events import PrivacyEvent
+from tensafe_api.accounting import composition, dp_library
+from tensafe_api.manifest.text import ManifestError, parse_job
 from tensafe_api.resolve import Claim, Plan, ledger_spec, resolve_job
+from tensafe_api.resources.mechanism import PrivacyEvent
 
-DELTA = accounting.job_delta("1e-5")
+DELTA = composition.job_delta("1e-5")
 EARLIER = {"sampleRate": "0.05", "noiseMultiplier": "1.1", "steps": 200}
 EVENT = PrivacyEvent.model_validate(EARLIER)
 
@@ -28,18 +28,18 @@ def plan_of(changes: dict[str, Any], *, earlier: list[dict[str, Any]] | None = N
 
 
 @pytest.mark.parametrize("accountant", ["RDP", "PLD"])
-def test_noise_is_found_for_the_sum_of_both_trainings(accountant: accounting.AccountantName) -> None:
+def test_noise_is_found_for_the_sum_of_both_trainings(accountant: composition.AccountantName) -> None:
     privacy = {"targetEpsilon": "9", "accountant": accountant, "reserveSteps": 0}
     alone, _ = plan_of(privacy)
     plan, claim = plan_of(privacy, earlier=[EARLIER])
     sigma = plan.mechanism.noise_multiplier
     assert float(sigma) > float(alone.mechanism.noise_multiplier)
     own = PrivacyEvent(sample_rate=plan.mechanism.sample_rate, noise_multiplier=sigma, steps=100)
-    total = accounting.epsilon_of_events([EVENT, own], DELTA, accountant)
+    total = composition.epsilon_of_events([EVENT, own], DELTA, accountant)
     assert claim.epsilon(100) == plan.epsilon(100) == total
     assert 0.99 * 9 < total <= 9
     less = own.model_copy(update={"noise_multiplier": str(float(sigma) - 2e-6)})
-    assert accounting.epsilon_of_events([EVENT, less], DELTA, accountant) > 9
+    assert composition.epsilon_of_events([EVENT, less], DELTA, accountant) > 9
 
 
 @pytest.mark.parametrize("target", ["9", "5"], ids=["all planned steps fit", "fewer than planned"])
@@ -54,7 +54,7 @@ def test_fewer_steps_fit_the_budget_after_earlier_ones(target: str) -> None:
 
 def test_job_without_a_step_has_spent_what_the_earlier_one_has() -> None:
     _, claim = plan_of({"targetEpsilon": "9"}, earlier=[EARLIER])
-    assert claim.epsilon(0) == accounting.epsilon_of_events([EVENT], DELTA, claim.accountant) > 3
+    assert claim.epsilon(0) == composition.epsilon_of_events([EVENT], DELTA, claim.accountant) > 3
 
 
 def test_order_and_grouping_of_earlier_trainings_do_not_matter() -> None:
@@ -65,17 +65,19 @@ def test_order_and_grouping_of_earlier_trainings_do_not_matter() -> None:
 
 
 def test_target_below_what_the_earlier_training_has_spent_is_refused() -> None:
-    spent = min(accounting.epsilon_of_events([EVENT], DELTA, accountant) for accountant in ("RDP", "PLD"))
+    spent = min(composition.epsilon_of_events([EVENT], DELTA, accountant) for accountant in ("RDP", "PLD"))
     with pytest.raises(ManifestError) as error:
         plan_of({"targetEpsilon": "3"}, earlier=[EARLIER])
     (problem,) = error.value.problems
     assert problem.path == "spec.privacy.targetEpsilon"
-    assert f"is below the epsilon of spec.lora.initFrom, which is {accounting.format_epsilon(spent)}" in problem.message
+    assert (
+        f"is below the epsilon of spec.lora.initFrom, which is {composition.format_epsilon(spent)}" in problem.message
+    )
 
 
 def test_target_that_only_pld_can_keep_is_kept() -> None:
     """By RDP the earlier training alone exceeds it."""
-    by_rdp, by_pld = (accounting.epsilon_of_events([EVENT], DELTA, accountant) for accountant in ("RDP", "PLD"))
+    by_rdp, by_pld = (composition.epsilon_of_events([EVENT], DELTA, accountant) for accountant in ("RDP", "PLD"))
     target = by_pld + 0.7 * (by_rdp - by_pld)
     plan, _ = plan_of({"targetEpsilon": f"{target:.4f}", "reserveSteps": 0}, earlier=[EARLIER])
     assert plan.accountant == "PLD"
@@ -95,7 +97,7 @@ def test_distributions_of_earlier_trainings_are_composed_once(monkeypatch: pytes
     )
     figures = {"sample_rate": 0.017, "noise_multiplier": 1.9, "delta": DELTA}
     spent = [
-        accounting.epsilon(**figures, steps=steps, accountant="PLD", earlier=earlier) for steps in range(1, 101, 10)
+        composition.epsilon(**figures, steps=steps, accountant="PLD", earlier=earlier) for steps in range(1, 101, 10)
     ]
     assert spent == sorted(spent)
     assert len(made) == 16 + 1
@@ -104,8 +106,8 @@ def test_distributions_of_earlier_trainings_are_composed_once(monkeypatch: pytes
 def test_equal_trainings_cost_as_much_as_their_steps_together() -> None:
     split = tuple(PrivacyEvent(sample_rate="0.05", noise_multiplier="1.1", steps=steps) for steps in (60, 140))
     own = PrivacyEvent(sample_rate="0.05", noise_multiplier="1.3", steps=40)
-    assert accounting.epsilon_of_events([*split, own], DELTA, "PLD") == pytest.approx(
-        accounting.epsilon_of_events([EVENT, own], DELTA, "PLD"), rel=1e-9
+    assert composition.epsilon_of_events([*split, own], DELTA, "PLD") == pytest.approx(
+        composition.epsilon_of_events([EVENT, own], DELTA, "PLD"), rel=1e-9
     )
 
 
@@ -118,7 +120,7 @@ MANY = [{"sampleRate": f"{(100 + i) / 10**6:f}", "noiseMultiplier": "0.35", "ste
 
 def test_earlier_steps_of_a_stranger_take_little_memory() -> None:
     """The operator computes this for the job of any user. It took 2.3 GB."""
-    accounting.load()
+    composition.load()
     tracemalloc.start()
     try:
         with pytest.raises(ManifestError, match=r"is below the epsilon of spec\.lora\.initFrom"):
@@ -131,9 +133,9 @@ def test_earlier_steps_of_a_stranger_take_little_memory() -> None:
 
 def test_pld_is_too_large_for_many_wide_kinds_of_steps_and_not_for_a_few() -> None:
     many = [PrivacyEvent.model_validate(each) for each in MANY]
-    assert accounting.is_pld_too_large(many)
-    assert not accounting.is_pld_too_large(many[:2])
-    assert not accounting.is_pld_too_large([EVENT, EVENT])
+    assert composition.is_pld_too_large(many)
+    assert not composition.is_pld_too_large(many[:2])
+    assert not composition.is_pld_too_large([EVENT, EVENT])
 
 
 def test_many_different_earlier_steps_are_accounted_by_rdp() -> None:
@@ -145,7 +147,7 @@ def test_job_whose_earlier_steps_fill_the_limit_of_pld_is_accounted_by_rdp() -> 
     """With PLD, its epsilon would jump to that of RDP at a step within its plan."""
     found = []
     for free in (1000, 999):  # the job has 100 steps, and may be charged ten times as many
-        wide = {"sampleRate": "0.001", "noiseMultiplier": "20", "steps": accounting.PLD_STEPS_LIMIT - free}
+        wide = {"sampleRate": "0.001", "noiseMultiplier": "20", "steps": composition.PLD_STEPS_LIMIT - free}
         plan, _ = plan_of({"targetEpsilon": "8", "reserveSteps": 0, "noiseMultiplier": "1"}, earlier=[wide])
         found.append(plan.accountant)
     assert found == ["PLD", "RDP"]
@@ -161,7 +163,7 @@ def test_pld_that_was_asked_for_is_refused_for_too_many_earlier_steps() -> None:
 
 def test_step_with_almost_no_loss_adds_almost_nothing_and_never_less_than_nothing() -> None:
     """It does not make the interval of the others finer than an eighth of their own."""
-    alone = accounting.epsilon_of_events([EVENT], DELTA, "PLD")
-    both = accounting.epsilon_of_events([EVENT, PrivacyEvent.model_validate(TINY)], DELTA, "PLD")
+    alone = composition.epsilon_of_events([EVENT], DELTA, "PLD")
+    both = composition.epsilon_of_events([EVENT, PrivacyEvent.model_validate(TINY)], DELTA, "PLD")
     assert alone * 0.9999 <= both < alone * 1.0001
-    assert accounting.pld_interval([EVENT, PrivacyEvent.model_validate(TINY)]) > accounting.pld_interval([EVENT]) / 16
+    assert composition.pld_interval([EVENT, PrivacyEvent.model_validate(TINY)]) > composition.pld_interval([EVENT]) / 16

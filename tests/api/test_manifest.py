@@ -14,7 +14,7 @@ import yaml
 
 from e2e.platform.fixtures.manifests import MINIMAL, changed
 from e2e.platform.fixtures.rejected_manifests import INVALID_MANIFESTS
-from tensafe_api.manifest import ManifestError, Problem, dump_manifest, load_manifest, parse_job
+from tensafe_api.manifest.text import ManifestError, Problem, dump_manifest, load_manifest, parse_job
 from tensafe_api.resources.status import Status
 
 ManifestWith = Callable[[Mapping[str, Any]], dict[str, Any]]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tensafe_api.manifest import ManifestError, load_manifest, parse_job
-from tensafe_api.overrides import apply_overrides
+from tensafe_api.manifest.overrides import apply_overrides
+from tensafe_api.manifest.text import ManifestError, load_manifest, parse_job
 
 
 def set_in(manifest: dict[str, Any], *changes: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tensafe_api.privacy_events import Mechanism, PrivacyEvent, charged_events, round_up
+from tensafe_api.resources.mechanism import Mechanism, PrivacyEvent, charged_events, round_up
 
 MECHANISM = Mechanism(
     sample_rate="0.0128",

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensafe_api import accounting, calibration
-from tensafe_api.accounting import MIN_NOISE, epsilon, job_delta
-from tensafe_api.privacy_events import PrivacyEvent
-from tensafe_api.problems import ManifestError, parse_job
+from tensafe_api.accounting import calibration, composition
+from tensafe_api.accounting.composition import MIN_NOISE, epsilon, job_delta
+from tensafe_api.manifest.validation import ManifestError, parse_job
 from tensafe_api.resolve import (
     MAX_GRID_BITS,
     Plan,
@@ -25,6 +24,7 @@ from tensafe_api.resolve import (
     round_down_delta,
 )
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.mechanism import PrivacyEvent
 from tensafe_api.status_fold import COMPUTED
 
 Job = Callable[..., TenSafeTrainingJob]
@@ -266,7 +266,7 @@ def test_epsilon_of_a_plan_is_computed_from_its_strings(job: Job) -> None:
 def test_rdp_replaces_pld_beyond_its_number_of_steps(job: Job) -> None:
     """A pod writes the charges. With 2^31 of them PLD would need a hundred gigabytes."""
     plan = resolve_job(job({"spec.privacy.accountant": "PLD", "spec.privacy.noiseMultiplier": "200"}))[1]
-    reach, far = accounting.PLD_STEPS_LIMIT, 2**31 - 1
+    reach, far = composition.PLD_STEPS_LIMIT, 2**31 - 1
     within, beyond, furthest = (COMPUTED.spent(plan, charged) for charged in (reach, reach + 1, far))
     assert within.epsilon_spent < beyond.epsilon_spent < furthest.epsilon_spent
     assert within.epsilon_claimed < beyond.epsilon_claimed < furthest.epsilon_claimed
@@ -276,15 +276,15 @@ def test_rdp_replaces_pld_beyond_its_number_of_steps(job: Job) -> None:
 def test_rdp_replaces_pld_beyond_its_epsilon(job: Job) -> None:
     plan = resolve_job(job({"spec.privacy.accountant": "PLD"}))[1]
     events = [PrivacyEvent(sample_rate=plan.mechanism.sample_rate, noise_multiplier="0.3", steps=1000)]
-    by_rdp = accounting.epsilon_of_events(events, 1e-5)
-    assert by_rdp > accounting.PLD_EPSILON_LIMIT
-    assert accounting.epsilon_of_events(events, 1e-5, "PLD") == by_rdp
+    by_rdp = composition.epsilon_of_events(events, 1e-5)
+    assert by_rdp > composition.PLD_EPSILON_LIMIT
+    assert composition.epsilon_of_events(events, 1e-5, "PLD") == by_rdp
 
 
 @pytest.fixture
 def cheap_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five for each step, by any accountant."""
-    monkeypatch.setattr(accounting, "epsilon", lambda *, steps, **_: 5.0 * steps)
+    monkeypatch.setattr(composition, "epsilon", lambda *, steps, **_: 5.0 * steps)
 
 
 def test_noise_with_which_one_step_fits_the_budget_is_accepted(job: Job, cheap_epsilon: None) -> None:

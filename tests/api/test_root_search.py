@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from tensafe_api.root_search import first_at_most_zero
+from tensafe_api.accounting.root_search import first_at_most_zero
 
 
 def evaluated(function: Callable[[int], float], low: int, high: int) -> tuple[int, list[int]]:

@@ -13,9 +13,9 @@ import dp_accounting
 import pytest
 from dp_accounting import rdp
 
-from tensafe_api import accounting
-from tensafe_api.privacy_events import EarlierSteps, Mechanism, PrivacyEvent, charged_events
-from tensafe_api.statement import (
+from tensafe_api.accounting import composition
+from tensafe_api.resources.mechanism import EarlierSteps, Mechanism, PrivacyEvent, charged_events
+from tensafe_api.statement.contents import (
     NOT_KNOWN,
     AggregationStatement,
     StatementInputs,
@@ -348,7 +348,7 @@ def test_every_epsilon_is_that_of_the_job_s_accountant(monkeypatch: pytest.Monke
     def formula(*, steps: int, noise_multiplier: float, accountant: str = "RDP", **_: float) -> float:
         return steps * factors[accountant] / noise_multiplier
 
-    monkeypatch.setattr(accounting, "epsilon", formula)
+    monkeypatch.setattr(composition, "epsilon", formula)
     mechanism = MECHANISM.model_copy(update={"noise_multiplier": "1"})
     for accountant, factor, claimed in (("RDP", 1.0, 90), ("PLD", 0.1, 900)):
         changes = {"mechanism": mechanism, "planned_steps": 1000, "steps_charged": 50, "target_epsilon": "90"}

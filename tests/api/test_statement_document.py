@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tensafe_api.privacy_events import MAX_EARLIER_TRAININGS
-from tensafe_api.statement_document import StatementDocument, StatementError, parse_statement
+from tensafe_api.resources.mechanism import MAX_EARLIER_TRAININGS
+from tensafe_api.statement.document import StatementDocument, StatementError, parse_statement
 
 
 @pytest.fixture

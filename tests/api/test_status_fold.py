@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tensafe_api.accounting import format_epsilon
-from tensafe_api.problems import parse_job
+from tensafe_api.accounting.composition import format_epsilon
+from tensafe_api.manifest.validation import parse_job
 from tensafe_api.reasons import ConditionType, Phase
 from tensafe_api.resolve import Plan, resolve_job
 from tensafe_api.resources.status import Condition, Progress, Resolved, Status

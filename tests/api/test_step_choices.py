@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tensafe_api.problems import ManifestError
+from tensafe_api.manifest.validation import ManifestError
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.step_choices import Choice, choices, proposed
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from e2e.platform.fixtures.manifests import MINIMAL, changed
-from tensafe_api.manifest import dump_manifest, load_manifest, parse_job
+from tensafe_api.manifest.text import dump_manifest, load_manifest, parse_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 
 decimals = st.from_regex(r"[1-9][0-9]{0,3}(\.[0-9]{1,4})?(e-?[0-9])?", fullmatch=True)

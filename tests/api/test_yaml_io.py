@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensafe_api import yaml_io
+from tensafe_api.manifest import yaml_io
 
 
 @pytest.mark.parametrize(

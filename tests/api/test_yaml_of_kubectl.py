@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from e2e.platform.gotools import program
-from tensafe_api import yaml_io
+from tensafe_api.manifest import yaml_io
 
 pytestmark = pytest.mark.cluster
 

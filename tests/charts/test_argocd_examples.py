@@ -11,7 +11,7 @@ import yaml
 
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fixtures.manifests import MINIMAL, changed
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest.text import load_manifest
 from tensafe_api.resolve import resolve_job
 
 pytestmark = pytest.mark.cluster

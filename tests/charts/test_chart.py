@@ -13,8 +13,8 @@ import yaml
 
 from e2e.platform.fixtures.chart_values import EVERYTHING, named, named_entry
 from e2e.platform.helm import CHART, helm, render_chart
-from tensafe_api import crd
-from tensafe_api.admission_policy import admission_policies
+from tensafe_api.schema import crd
+from tensafe_api.schema.admission_policy import admission_policies
 from tensafe_operator import names
 from tensafe_operator.job_network import Dns, JobNetwork, MetadataService
 from tensafe_operator.job_tls import IssuerRef, JobTls, TlsMode

@@ -93,7 +93,7 @@ def test_test_of_the_page_passes(tree: Path) -> None:
 
 
 def test_generated_files_receive_the_condition(tree: Path) -> None:
-    for command in (("-m", "tensafe_api.crd"), ("docs/generate.py",)):
+    for command in (("-m", "tensafe_api.schema.crd"), ("docs/generate.py",)):
         assert run(tree, *command, "--check").returncode == 1
         done = run(tree, *command)
         assert done.returncode == 0, done.stderr

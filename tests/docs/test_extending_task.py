@@ -36,7 +36,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before, tasks, after = text[: table.start()], text[table.start() : table.start(1)], text[table.end() :]
     (tree / TABLE).write_text(f"{before}{entry}\n{tasks}, PAIR_CLASSIFICATION)}}{after}", encoding="utf-8")
     (tree / MODULE).write_text(module, encoding="utf-8")
-    for command in (("-m", "tensafe_api.crd"), ("docs/generate.py",)):
+    for command in (("-m", "tensafe_api.schema.crd"), ("docs/generate.py",)):
         done = run(tree, *command)
         assert done.returncode == 0, done.stderr
     return tree

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest.text import load_manifest
 from tensafe_api.resolve import resolve_job
 from tensorguard.cli.main import main
 

@@ -7,9 +7,9 @@ from types import ModuleType
 
 import pytest
 
-from tensafe_api.crd import JOBS, LEDGERS, PROFILES, ResourceKind, open_api_schema
 from tensafe_api.fixes import Fix
 from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
+from tensafe_api.schema.crd import JOBS, LEDGERS, PROFILES, ResourceKind, open_api_schema
 
 DOCS = Path(__file__).parents[2] / "docs"
 

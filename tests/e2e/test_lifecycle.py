@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from e2e.platform.fixtures.manifests import changed
 from e2e.platform.fixtures.team_namespace import BUCKET, JOB, TeamNamespace
 from e2e.platform.trainer.adapters import accuracy, download_final_model
-from tensafe_api.problems import parse_job
+from tensafe_api.manifest.validation import parse_job
 from tensafe_api.resolve import resolve_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800, func_only=True)]

@@ -10,10 +10,10 @@ import pytest
 from e2e.platform.fixtures.stopwatch import Stopwatch
 from e2e.platform.fixtures.team_namespace import LABELS, TeamNamespace
 from e2e.platform.trainer.adapters import accuracy, download_final_model
-from tensafe_api.accounting import format_epsilon
+from tensafe_api.accounting.composition import format_epsilon
 from tensafe_api.resolve import Claim
 from tensafe_api.resources.ledger import PrivacyLedgerSpec
-from tensafe_api.statement import digest, recompute_epsilon
+from tensafe_api.statement.contents import digest, recompute_epsilon
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest.text import load_manifest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "causal-lm"
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest.text import load_manifest
 from tensorguard.data.images import image_file
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "images"

@@ -31,7 +31,7 @@ from transformers.utils.import_utils import is_serve_available
 from e2e.platform import s3
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.trainer.rank_harness import CAUSAL, WORDS, Job
-from tensafe_api.statement import digest
+from tensafe_api.statement.contents import digest
 from tensorguard.checkpoint.store import MANIFEST
 from tensorguard.cli.main import main
 from tensorguard.signing.keys import PUBLIC_KEY, SIGNING_KEY

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest.text import load_manifest
 from tensorguard.models.tasks.token_classification import entities, iob2_tags
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "token-classification"

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from e2e.platform.fixtures.plugin_team import Terminal
-from tensafe_api.clean_text import clean_document
+from tensafe_api.sanitize import clean_document
 from tensafe_kubectl.errors import CommandError
 from tensafe_kubectl.main import command_parser, main
 from tensafe_kubectl.terminal import age, bar, clean, print_facts, print_json

@@ -12,12 +12,18 @@ import pytest
 
 from e2e.platform.fixtures.ledger_objects import SPEC, charged_status
 from e2e.platform.fixtures.plugin_team import NAME, Plugin, Team, status_of
-from tensafe_api import accounting
-from tensafe_api.privacy_events import Mechanism, charged_events
+from tensafe_api.accounting import composition
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.ledger import PrivacyLedgerSpec
+from tensafe_api.resources.mechanism import Mechanism, charged_events
 from tensafe_api.resources.status import PrivacyStatus
-from tensafe_api.statement import AggregationStatement, StatementInputs, build_statement, canonical_json, digest
+from tensafe_api.statement.contents import (
+    AggregationStatement,
+    StatementInputs,
+    build_statement,
+    canonical_json,
+    digest,
+)
 
 pytestmark = pytest.mark.cluster
 FOLDER = "s3://models/claims-triage/"
@@ -59,7 +65,7 @@ def spent_by(ledger: dict[str, Any], steps: int) -> str:
     """ε of so many steps, computed without the plugin."""
     spec = ledger["spec"]
     mechanism = Mechanism.model_validate(spec["mechanism"])
-    return accounting.format_epsilon(accounting.job_epsilon(mechanism, steps, spec["delta"], spec["accountant"]))
+    return composition.format_epsilon(composition.job_epsilon(mechanism, steps, spec["delta"], spec["accountant"]))
 
 
 def final(uri: str, statement_digest: str = "sha256:2") -> list[dict[str, Any]]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tensafe_api.privacy_events import MAX_EARLIER_TRAININGS
-from tensafe_api.statement import canonical_json
+from tensafe_api.resources.mechanism import MAX_EARLIER_TRAININGS
+from tensafe_api.statement.contents import canonical_json
 from tensafe_kubectl.errors import FAILED, CommandError
 from tensafe_kubectl.statement import check_statement
 from tensafe_kubectl.terminal import LONGEST

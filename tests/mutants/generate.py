@@ -35,14 +35,14 @@ ROOT = Path(__file__).resolve().parents[2]
 STAGE = ROOT / "out" / "mutants"
 PACKAGES = {"tensafe_api": ROOT / "crds" / "tensafe_api", "tensorguard": ROOT / "trainer_image" / "tensorguard"}
 MUTATED = (
-    "tensafe_api/accountant_choice.py",
-    "tensafe_api/accounting.py",
-    "tensafe_api/calibration.py",
-    "tensafe_api/dp_library.py",
-    "tensafe_api/loss_intervals.py",
-    "tensafe_api/privacy_events.py",
+    "tensafe_api/accounting/accountant_choice.py",
+    "tensafe_api/accounting/composition.py",
+    "tensafe_api/accounting/calibration.py",
+    "tensafe_api/accounting/dp_library.py",
+    "tensafe_api/accounting/loss_intervals.py",
+    "tensafe_api/resources/mechanism.py",
     "tensafe_api/resolve.py",
-    "tensafe_api/statement.py",
+    "tensafe_api/statement/contents.py",
     "tensorguard/aggregation/*",
     "tensorguard/ledger/*",
     "tensorguard/privacy/*",

@@ -12,8 +12,8 @@ import pytest
 from e2e.platform.fixtures.operator_harness import OperatorHarness
 from e2e.platform.fixtures.operator_process import OperatorProcess
 from e2e.platform.fixtures.rule_examples import EARLIER_STEPS
-from tensafe_api.admission_policy import GUARD_VERSION, POLICY_NAME, VERSION_ANNOTATION
-from tensafe_api.crd import JOBS, LEDGERS, custom_resource_definition
+from tensafe_api.schema.admission_policy import GUARD_VERSION, POLICY_NAME, VERSION_ANNOTATION
+from tensafe_api.schema.crd import JOBS, LEDGERS, custom_resource_definition
 
 pytestmark = pytest.mark.cluster
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from tensafe_api.admission_policy import GUARD_VERSION, VERSION_ANNOTATION, admission_policies
-from tensafe_api.crd import DEFINITION_KIND, JOBS, LEDGERS, custom_resource_definition
+from tensafe_api.schema.admission_policy import GUARD_VERSION, VERSION_ANNOTATION, admission_policies
+from tensafe_api.schema.crd import DEFINITION_KIND, JOBS, LEDGERS, custom_resource_definition
 from tensafe_operator import gate
 from tensafe_operator.gate import Gate
 from tensafe_operator.runtime.api_errors import FORBIDDEN, ApiError, ApiUnavailable

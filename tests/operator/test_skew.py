@@ -13,7 +13,7 @@ from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fakes import statuses
 from e2e.platform.fixtures.job_harness import JobHarness
 from e2e.platform.fixtures.polling import wait_until
-from tensafe_api import crd
+from tensafe_api.schema import crd
 
 pytestmark = pytest.mark.cluster
 

@@ -1,8 +1,8 @@
 """The base classes of all resources: blocks of fields, and rules between the fields.
 
 The classes of this package (`model`, `data`, `training`, `cluster`, `status`, `job`, `ledger`) declare the resources.
-From one declaration follow the validated Python objects (`tensafe_api.manifest`) and the CustomResourceDefinition that
-the API server enforces (`tensafe_api.crd`).
+From one declaration follow the validated Python objects (`tensafe_api.manifest.text`) and the CustomResourceDefinition
+that the API server enforces (`tensafe_api.schema.crd`).
 
 A rule between fields is declared once, as a `Rule` beside its block: the CEL text for the API server, the predicate for
 Python, and one message for both. Two declarations could come to differ; the cluster would then refuse a manifest that

@@ -1,7 +1,7 @@
 """`TenSafeTrainingJob`: the whole resource, and the rules between fields of different blocks.
 
 A manifest comes in, from a file, from the API server or from Python. The operator, the local run and the command line
-read the object that it becomes; `tensafe_api.crd` writes its schema.
+read the object that it becomes; `tensafe_api.schema.crd` writes its schema.
 
 After creation the spec cannot change, because the ledger froze its privacy values. `Spec.transitions` names the fields
 that may change.

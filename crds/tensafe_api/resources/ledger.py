@@ -8,7 +8,7 @@ trainer writes its status, in three kinds of entries:
 - a published checkpoint, after others can read it.
 
 The API server enforces, by the rules in this module, that a charge never falls and that a published checkpoint never
-changes. `tensafe_api.admission_policy` enforces that only the trainer writes the status and that ledgers are not
+changes. `tensafe_api.schema.admission_policy` enforces that only the trainer writes the status and that ledgers are not
 deleted. `tensorguard.ledger` reads and writes the ledger; the operator folds it into the job's status.
 
 The rules of a CRD do not run on deletion, and nested transition rules do not run on the first status write. So each
@@ -21,8 +21,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from tensafe_api.privacy_events import Mechanism
 from tensafe_api.resources.base import Block, Rule, StatusBlock, StrictStatusBlock, Transition, Unique
+from tensafe_api.resources.mechanism import Mechanism
 from tensafe_api.resources.numeric import Count, Delta, Flag, Positive, PositiveDecimal, UnitCount
 from tensafe_api.resources.status import EvaluationResult, Progress
 from tensafe_api.resources.string_form import StringForm

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from tensafe_api import tasks
-from tensafe_api.privacy_events import MAX_EARLIER_TRAININGS, EarlierSteps
 from tensafe_api.resources.base import Block, Rule, Unique
+from tensafe_api.resources.mechanism import MAX_EARLIER_TRAININGS, EarlierSteps
 from tensafe_api.resources.numeric import Count, Flag, Positive, Share
 from tensafe_api.resources.strings import DataKey, ObjectName, OneLine, StoreURI, Template
 

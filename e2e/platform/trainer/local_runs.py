@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from e2e.platform.trainer.rank_harness import MANIFEST, make_model, records
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest.text import load_manifest
 from tensafe_api.reasons import Reason
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tensafe_api.privacy_events import Mechanism
+from tensafe_api.resources.mechanism import Mechanism
 from tensorguard.aggregation.channel import Channel
 from tensorguard.aggregation.protocol import AggregationConfig
 from tensorguard.aggregation.registry import DEFAULT_PROTOCOL, create_aggregator

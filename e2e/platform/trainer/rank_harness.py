@@ -36,7 +36,7 @@ from transformers import (
 
 from e2e.platform.trainer.fault_injection import Instrument
 from e2e.platform.trainer.recordings import Journal
-from tensafe_api.manifest import dump_manifest, load_manifest
+from tensafe_api.manifest.text import dump_manifest, load_manifest
 from tensafe_api.resolve import Plan, ledger_spec, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Status

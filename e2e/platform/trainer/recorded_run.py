@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from tensafe_api.manifest import dump_manifest, parse_job
+from tensafe_api.manifest.text import dump_manifest, parse_job
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import ledger_spec, resolve_job
 from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, STATEMENT_FILE, STATEMENT_PAGE

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tensafe_api.statement import canonical_json, digest
+from tensafe_api.statement.contents import canonical_json, digest
 from tensorguard.checkpoint.store import MANIFEST, CheckpointStore
 from tensorguard.signing.keys import read_public_key, read_signing_key
 from tensorguard.signing.signer import SIGNATURE_FILES, sign_checkpoint

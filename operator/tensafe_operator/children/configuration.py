@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from tensafe_api.manifest import dump_manifest
+from tensafe_api.manifest.text import dump_manifest
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_operator.children import Manifest, metadata
 from tensafe_operator.names import ray_job_name

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tensafe_api.problems import ManifestError, parse_job
+from tensafe_api.manifest.validation import ManifestError, parse_job
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resolve import Claim, resolve_job
 from tensafe_api.resources.job import API_VERSION, KIND, Spec, TenSafeTrainingJob

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensafe_api.clean_text import clean
 from tensafe_api.fixes import Fix
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.status import BlockerStatus
+from tensafe_api.sanitize import clean
 
 LONGEST = 400
 """How many characters of another component's message are repeated."""

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tensafe_api.clean_text import clean
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.status import Attempt, FailedPod
+from tensafe_api.sanitize import clean
 from tensafe_api.timestamps import parse_time
 from tensafe_operator.children.rayjob import GRACE_SECONDS, HEAD_CONTAINER, WORKER_CONTAINER
 from tensafe_operator.plan.attempts import Assessment, AttemptState

@@ -16,8 +16,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tensafe_api.manifest import dump_manifest
-from tensafe_api.problems import ManifestError, parse_job, without_nulls
+from tensafe_api.manifest.text import dump_manifest
+from tensafe_api.manifest.validation import ManifestError, parse_job, without_nulls
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.profile import PROFILE_KIND, ProfileSpec
 from tensafe_operator.plan.admission import Admitted, find_local_path

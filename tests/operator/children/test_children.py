@@ -28,7 +28,7 @@ from e2e.platform.fixtures.job_objects import (
 )
 from e2e.platform.fixtures.openshift import restricted_v2
 from e2e.platform.fixtures.polling import wait_until
-from tensafe_api.manifest import ManifestError, load_manifest
+from tensafe_api.manifest.text import ManifestError, load_manifest
 from tensafe_api.resolve import resolve_job
 from tensafe_operator.children import Manifest, access, configuration, ledger, matches, network
 from tensafe_operator.kinds import SHARED_KINDS

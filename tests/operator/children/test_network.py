@@ -13,7 +13,7 @@ import yaml
 
 from e2e.platform.fixtures.manifests import MINIMAL, changed
 from e2e.platform.gotools import program
-from tensafe_api.problems import parse_job
+from tensafe_api.manifest.validation import parse_job
 from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_operator.children import configuration, network, rayjob

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, FakeOperator, condition, start_next_attempt
-from tensafe_api.manifest import dump_manifest
+from tensafe_api.manifest.text import dump_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.base import fields_of
 from tensafe_api.resources.cluster import Cluster, ClusterSize

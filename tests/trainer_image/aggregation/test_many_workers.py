@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tensafe_api.accounting import MIN_NOISE
-from tensafe_api.privacy_events import Mechanism
+from tensafe_api.accounting.composition import MIN_NOISE
 from tensafe_api.resolve import _grid_bits
+from tensafe_api.resources.mechanism import Mechanism
 from tensorguard.aggregation.keys import PairKey
 from tensorguard.aggregation.masks import pairwise_mask
 from tensorguard.aggregation.neighbours import NeighbourGraph

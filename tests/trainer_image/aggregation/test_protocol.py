@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from e2e.platform.trainer.private_steps import JOB_KEY, example_mechanism, take_steps
-from tensafe_api.privacy_events import charged_events
-from tensafe_api.statement import AggregationStatement, StatementInputs, build_statement, render_markdown
+from tensafe_api.resources.mechanism import charged_events
+from tensafe_api.statement.contents import AggregationStatement, StatementInputs, build_statement, render_markdown
 from tensorguard.aggregation import pairwise_masks
 from tensorguard.aggregation.channel import AggregationError
 from tensorguard.aggregation.keys import PairKeys

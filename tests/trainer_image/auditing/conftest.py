@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from e2e.platform.trainer.audits import MANIFEST, scores_on_threads
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest.text import load_manifest
 from tensafe_api.resolve import resolve_job
 from tensorguard.auditing.job_audit import Audit, AuditResult
 from tensorguard.auditing.lower_bound import GuessPlan

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from e2e.platform.trainer.audits import MANIFEST
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest.text import load_manifest
 from tensafe_api.resolve import resolve_job
 from tensorguard.auditing.job_audit import Audit, AuditResult, claimed_steps
 from tensorguard.auditing.lower_bound import GuessPlan

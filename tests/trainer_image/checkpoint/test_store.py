@@ -16,7 +16,7 @@ import pytest
 from s3fs import S3FileSystem
 
 from e2e.platform.s3 import BUCKET, S3
-from tensafe_api.statement import digest
+from tensafe_api.statement.contents import digest
 from tensorguard.checkpoint.store import MANIFEST, CheckpointCorrupt, CheckpointError, CheckpointStore
 from tensorguard.storage import RetryingFileSystem
 

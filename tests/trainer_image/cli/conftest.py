@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import tensorguard.runners.local
-from tensafe_api.manifest import dump_manifest, load_manifest
+from tensafe_api.manifest.text import dump_manifest, load_manifest
 from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import LedgerSpec

@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from e2e.platform.trainer.cli import call
-from tensafe_api.accounting import format_epsilon
+from tensafe_api.accounting.composition import format_epsilon
 from tensafe_api.resources.numeric import MAX_WORKERS
-from tensafe_api.statement import canonical_json
+from tensafe_api.statement.contents import canonical_json
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.checkpoint.trainer_state import TrainerState
 from tensorguard.cli.main import command_parser

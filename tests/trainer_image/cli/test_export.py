@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from e2e.platform.fakes.clock import Clock
 from e2e.platform.trainer.recorded_run import RecordedRun, crashed_and_finished
-from tensafe_api.manifest import dump_manifest
+from tensafe_api.manifest.text import dump_manifest
 from tensafe_api.reasons import Reason
 from tensorguard.cli.main import main
 from tensorguard.ledger.file import FileLedger

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest.text import load_manifest
 from tensafe_api.resolve import resolve_job
 from tensorguard.cli import report
 from tensorguard.ledger.file import FileLedger

@@ -14,7 +14,7 @@ import fsspec
 import pytest
 
 from e2e.platform import s3
-from tensafe_api.statement import canonical_json, digest
+from tensafe_api.statement.contents import canonical_json, digest
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.cli.main import main
 

@@ -10,7 +10,7 @@ import pytest
 from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import RDPAccountant
 
-from tensafe_api import accounting
+from tensafe_api.accounting import composition
 from tensorguard.distributed import ConfigurationError, DistributedRDPAccountant
 
 
@@ -57,13 +57,13 @@ def test_different_steps_add_up_at_each_renyi_order() -> None:
 def test_epsilon_equals_that_of_a_jobs_status(noise: float, rate: float) -> None:
     """In the last two cases dp-accounting's curve has negative orders, for which it returns ε = 0."""
     mechanism = {"sample_rate": rate, "noise_multiplier": noise, "steps": 1000}
-    assert of(noise, rate, 1000, 1e-9) == accounting.epsilon(**mechanism, delta=accounting.job_delta("1e-09")) > 0
+    assert of(noise, rate, 1000, 1e-9) == composition.epsilon(**mechanism, delta=composition.job_delta("1e-09")) > 0
 
 
 def test_remaining_steps_use_the_same_accountant() -> None:
     mechanism = {"noise_multiplier": 1e6, "sample_rate": 1e-3}
-    delta = accounting.job_delta("1e-09")
-    fits = accounting.steps_within(target_epsilon=0.012, **mechanism, delta=delta, at_most=1_000_000)
+    delta = composition.job_delta("1e-09")
+    fits = composition.steps_within(target_epsilon=0.012, **mechanism, delta=delta, at_most=1_000_000)
     found = DistributedRDPAccountant(0.012, 1e-9).remaining_steps(**mechanism)
     assert found == fits < 1_000_000
 

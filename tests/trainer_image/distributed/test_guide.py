@@ -16,7 +16,8 @@ from datasets import Dataset
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from e2e.platform.trainer.rank_harness import make_model, records
-from tensafe_api import accounting, statement
+from tensafe_api.accounting import composition
+from tensafe_api.statement.contents import recompute_epsilon
 from tensorguard.distributed import (
     ConfigurationError,
     DistributedDPConfig,
@@ -81,13 +82,13 @@ def test_quick_start_trains(
         "sample_rate": result.metrics["sample_rate"],
         "steps": charged,
     }
-    by_pld = accounting.epsilon(**mechanism, delta=accounting.job_delta("1e-5"), accountant="PLD")
+    by_pld = composition.epsilon(**mechanism, delta=composition.job_delta("1e-5"), accountant="PLD")
     assert result.metrics["dp_epsilon"] == pytest.approx(by_pld, abs=1e-3)
     by_rdp = DistributedRDPAccountant(8.0, 1e-5)
     by_rdp.step(**mechanism)
     assert by_rdp.get_epsilon()[0] > by_pld
     claim = json.loads((Path(result.checkpoint) / "statement.json").read_text())
-    assert statement.recompute_epsilon(claim) == claim["spent"]["epsilon"]
+    assert recompute_epsilon(claim) == claim["spent"]["epsilon"]
     assert float(claim["spent"]["epsilon"]) == result.metrics["dp_epsilon_spent"]
 
 

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tensafe_api.manifest import parse_job
+from tensafe_api.manifest.text import parse_job
 from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import Spec, TenSafeTrainingJob
 

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule, run_state_machine_as_test
 
-from tensafe_api import accounting
+from tensafe_api.accounting import composition
 from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.ledger.contract import Fenced, Ledger, LedgerBusy, LedgerError, LedgerMissing, PublishedCheckpoint
 
@@ -222,10 +222,10 @@ class TestContract:
         state = ledger.charge(250)
         plain = rdp.RdpAccountant()
         plain.compose(dp_accounting.PoissonSampledDpEvent(0.04, dp_accounting.GaussianDpEvent(1.5 * (1 - 1e-6))), 2250)
-        assert accounting.epsilon_of_events(state.events, 1e-5) == pytest.approx(plain.get_epsilon(1e-5), rel=1e-12)
-        assert accounting.epsilon_of_events(state.events, 1e-5) == pytest.approx(7.32934, abs=1e-3)
-        again = accounting.epsilon_of_events(state.events, accounting.job_delta(spec.delta))
-        assert again == pytest.approx(accounting.job_epsilon(spec.mechanism, 2250, spec.delta, "RDP"), rel=1e-12)
+        assert composition.epsilon_of_events(state.events, 1e-5) == pytest.approx(plain.get_epsilon(1e-5), rel=1e-12)
+        assert composition.epsilon_of_events(state.events, 1e-5) == pytest.approx(7.32934, abs=1e-3)
+        again = composition.epsilon_of_events(state.events, composition.job_delta(spec.delta))
+        assert again == pytest.approx(composition.job_epsilon(spec.mechanism, 2250, spec.delta, "RDP"), rel=1e-12)
 
 
 class LedgerHistory(RuleBasedStateMachine):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tensafe_api.privacy_events import Mechanism
+from tensafe_api.resources.mechanism import Mechanism
 from tensorguard.privacy import noise
 from tensorguard.privacy.noise import MAX_TOTAL_VARIATION, DiscreteGaussian, convolution_distance
 from tensorguard.privacy.stream import SecretStream

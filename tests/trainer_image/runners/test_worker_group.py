@@ -15,7 +15,7 @@ from ray.train import ControllerError, WorkerGroupError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
 from e2e.platform.trainer.rank_harness import MANIFEST
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest.text import load_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve_job
 from tensorguard.aggregation.channel import AggregationError

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from e2e.platform.trainer.signed_files import DIGESTS, FILES, STATEMENT
-from tensafe_api.attestation import PREDICATE_TYPE
-from tensafe_api.statement import digest
+from tensafe_api.statement.attestation import PREDICATE_TYPE
+from tensafe_api.statement.contents import digest
 from tensorguard.signing import keys
 from tensorguard.signing.keys import KeyUnusable, read_public_key, read_signing_key
 from tensorguard.signing.signer import (

@@ -13,7 +13,7 @@ import pytest
 from e2e.platform.sigstore import IDENTITY, Sigstore
 from e2e.platform.trainer.signed_files import DIGESTS, FILES, STATEMENT
 from tensafe_api.reasons import Reason
-from tensafe_api.statement import canonical_json, digest
+from tensafe_api.statement.contents import canonical_json, digest
 from tensorguard.signing import signer
 from tensorguard.signing.keys import KeyUnavailable, KeyUnusable, key_location, read_signing_key
 from tensorguard.signing.signer import (

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tensafe_api.privacy_events import EarlierSteps, Mechanism, charged_events
-from tensafe_api.statement import AggregationStatement, StatementInputs, build_statement, canonical_json
+from tensafe_api.resources.mechanism import EarlierSteps, Mechanism, charged_events
+from tensafe_api.statement.contents import AggregationStatement, StatementInputs, build_statement, canonical_json
 
 Make = Callable[..., dict[str, Any]]
 

@@ -81,7 +81,7 @@ def with_texts(report: Report, text: str) -> Report:
 
 
 def build_report_without_checks(raw: dict[str, Any], like: Report) -> Report:
-    from tensafe_api.statement_document import parse_statement
+    from tensafe_api.statement.document import parse_statement
     from tensorguard.statements import report as module
 
     document = parse_statement(raw)

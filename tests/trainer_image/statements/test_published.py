@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tensafe_api.statement import canonical_json
-from tensafe_api.statement_document import StatementError
+from tensafe_api.statement.contents import canonical_json
+from tensafe_api.statement.document import StatementError
 from tensorguard.statements.published import LIMIT_BYTES, read_statement
 
 UNPACKED = 256 << 20

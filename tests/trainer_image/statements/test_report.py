@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tensafe_api import accounting
-from tensafe_api.statement import canonical_json, digest
-from tensafe_api.statement_document import StatementError
+from tensafe_api.accounting import composition
+from tensafe_api.statement.contents import canonical_json, digest
+from tensafe_api.statement.document import StatementError
 from tensorguard.statements.report import StatementReport, build_report
 
 SCHEMA = Path(__file__).parents[3] / "docs/reference/statement-report.schema.json"
@@ -65,7 +65,7 @@ def test_curve_is_that_of_the_accountant(make: Any) -> None:
     report = build_report(make())
     assert len(report.parts.curve) > 40
     for point in report.parts.curve:
-        epsilon = accounting.job_epsilon(report.document.mechanism, point.steps, "0.00001", "RDP")
+        epsilon = composition.job_epsilon(report.document.mechanism, point.steps, "0.00001", "RDP")
         assert epsilon <= float(point.epsilon) < epsilon + 1e-3
 
 

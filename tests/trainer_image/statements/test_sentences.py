@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensafe_api.statement_document import parse_statement
+from tensafe_api.statement.document import parse_statement
 from tensorguard.statements.sentences import (
     FALSE_ALARMS,
     attack_limits,

@@ -14,7 +14,7 @@ import torch
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fixtures.ledger_objects import LedgerObject, Pod, make_pod
 from e2e.platform.trainer.rank_harness import Job, SingleRankChannel
-from tensafe_api.manifest import dump_manifest
+from tensafe_api.manifest.text import dump_manifest
 from tensafe_api.resolve import ledger_spec
 from tensorguard.ledger.backends import POD_UID, LedgerLocation
 from tensorguard.ledger.contract import LedgerState

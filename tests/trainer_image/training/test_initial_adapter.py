@@ -14,11 +14,11 @@ import yaml
 from safetensors.torch import load, save_file
 
 from e2e.platform.trainer.rank_harness import Job, records
-from tensafe_api.accounting import epsilon_of_events, format_epsilon, job_delta
-from tensafe_api.manifest import dump_manifest, load_manifest
-from tensafe_api.privacy_events import PrivacyEvent
+from tensafe_api.accounting.composition import epsilon_of_events, format_epsilon, job_delta
+from tensafe_api.manifest.text import dump_manifest, load_manifest
 from tensafe_api.resolve import resolve_job
-from tensafe_api.statement import UNIT_DEFINITIONS, canonical_json, digest, recompute_epsilon
+from tensafe_api.resources.mechanism import PrivacyEvent
+from tensafe_api.statement.contents import UNIT_DEFINITIONS, canonical_json, digest, recompute_epsilon
 from tensorguard.checkpoint.encryption import read_decrypted, read_identities
 from tensorguard.cli.main import main
 from tensorguard.ledger.file import FileLedger

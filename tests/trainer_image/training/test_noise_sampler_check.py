@@ -11,7 +11,7 @@ import mpmath
 import pytest
 
 from e2e.platform.trainer.rank_harness import Job
-from tensafe_api.accounting import SAMPLER_SHARE_OF_DELTA
+from tensafe_api.accounting.composition import SAMPLER_SHARE_OF_DELTA
 from tensafe_api.resolve import Plan
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.training.collective_errors import AttemptFailed

@@ -10,7 +10,7 @@ from typing import Any
 import pyrage
 import pytest
 
-from tensafe_api.statement import canonical_json, digest
+from tensafe_api.statement.contents import canonical_json, digest
 from tensorguard.checkpoint.encryption import Recipients, parse_recipients
 from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CARD, STATEMENT_FILE, STATEMENT_PAGE
 from tensorguard.checkpoint.optimizer_state import OPTIMIZER

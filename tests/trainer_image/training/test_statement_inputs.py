@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tensafe_api.statement import AggregationStatement, StatementInputs
+from tensafe_api.statement.contents import AggregationStatement, StatementInputs
 from tensorguard.training.statement_inputs import statement_inputs
 
 OF_THE_LEDGER = ("attempt", "steps_charged", "steps_recharged", "events", "dataset_digest")

@@ -19,7 +19,7 @@ from transformers import AutoModelForSequenceClassification
 
 from e2e.platform.trainer.rank_harness import Job, join
 from e2e.platform.trainer.recordings import KeepWeights
-from tensafe_api.statement import digest, recompute_epsilon
+from tensafe_api.statement.contents import digest, recompute_epsilon
 from tensorguard.checkpoint.store import MANIFEST
 from tensorguard.cli.main import main
 from tensorguard.training.run_log import Saved, Stepped

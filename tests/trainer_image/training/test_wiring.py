@@ -22,7 +22,7 @@ from scipy import stats
 
 from e2e.platform.trainer.rank_harness import Job, records
 from e2e.platform.trainer.thread_group import ThreadChannel, results_of
-from tensafe_api.privacy_events import Mechanism
+from tensafe_api.resources.mechanism import Mechanism
 from tensorguard.aggregation.protocol import SecureAggregator
 from tensorguard.data.batches import MicroBatch
 from tensorguard.privacy.noise import MAX_TOTAL_VARIATION, DiscreteGaussian

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from e2e.platform.trainer.rank_harness import Job
-from tensafe_api.statement import canonical_json
+from tensafe_api.statement.contents import canonical_json
 from tensorguard.audit_log.entries import COMMON, FIELDS, NO_HASH, Event, make_line
 from tensorguard.audit_log.places import AUDIT_LOG
 from tensorguard.cli.main import main

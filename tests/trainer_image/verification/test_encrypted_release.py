@@ -15,7 +15,7 @@ from peft import PeftConfig
 
 from e2e.platform.s3 import BUCKET, S3
 from e2e.platform.trainer.releases import sign_again, trusted
-from tensafe_api.statement import canonical_json, digest
+from tensafe_api.statement.contents import canonical_json, digest
 from tensorguard import storage
 from tensorguard.checkpoint.encryption import parse_recipients, read_identities
 from tensorguard.checkpoint.store import MANIFEST, CheckpointStore

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from e2e.platform.trainer.releases import refused, rewrite_manifest, sign_again, trusted
-from tensafe_api.accounting import claimed_steps, format_epsilon, job_epsilon
-from tensafe_api.privacy_events import Mechanism, charged_events
-from tensafe_api.statement import canonical_json, recompute_epsilon
+from tensafe_api.accounting.composition import claimed_steps, format_epsilon, job_epsilon
+from tensafe_api.resources.mechanism import Mechanism, charged_events
+from tensafe_api.statement.contents import canonical_json, recompute_epsilon
 from tensorguard.checkpoint.store import MANIFEST
 from tensorguard.cli.main import main
 from tensorguard.signing.signer import ATTESTATION, SIGNATURE, SIGNATURE_FILES

@@ -14,7 +14,7 @@ from fsspec.registry import known_implementations
 
 from e2e.platform.s3 import BUCKET, S3
 from e2e.platform.trainer.releases import refused, rewrite_manifest, sign_again, trusted
-from tensafe_api.statement import digest
+from tensafe_api.statement.contents import digest
 from tensorguard.checkpoint.store import MANIFEST, CheckpointStore
 from tensorguard.cli.main import main
 from tensorguard.ledger.file import NAME as LEDGER

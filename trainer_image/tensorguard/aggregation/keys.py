@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from tensafe_api.resources.numeric import MAX_WORKERS
-from tensafe_api.statement import digest
+from tensafe_api.statement.contents import digest
 from tensorguard.aggregation.channel import AggregationError, Channel
 from tensorguard.aggregation.session import KEY_BYTES, Session, derive_key, number_bytes, tag
 

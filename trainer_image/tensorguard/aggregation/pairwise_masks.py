@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tensafe_api.statement import AggregationStatement
+from tensafe_api.statement.contents import AggregationStatement
 from tensorguard.aggregation import reduce
 from tensorguard.aggregation.keys import agree_pair_keys
 from tensorguard.aggregation.masks import pairwise_mask

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, final
 
 import numpy as np
 
-from tensafe_api.statement import AggregationStatement
+from tensafe_api.statement.contents import AggregationStatement
 from tensorguard.aggregation.channel import Channel
 from tensorguard.aggregation.header import CARRIER_BITS, Header, HeaderAgreement
 from tensorguard.aggregation.session import Session

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tensafe_api.statement import canonical_json
+from tensafe_api.statement.contents import canonical_json
 from tensafe_api.timestamps import format_time
 
 NO_HASH = "0" * 64

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tensafe_api.privacy_events import Mechanism
+from tensafe_api.resources.mechanism import Mechanism
 from tensorguard.aggregation.channel import Channel
 from tensorguard.privacy.clipping import GridClipper, rows_at_once
 from tensorguard.privacy.sampling import PoissonSampler

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from tensafe_api import accounting
-from tensafe_api.manifest import dump_manifest
+from tensafe_api.accounting import composition
+from tensafe_api.manifest.text import dump_manifest
 from tensafe_api.resolve import Plan, ledger_spec
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.auditing.canaries import Scores
@@ -132,7 +132,7 @@ class Audit:
         if math.isinf(sigma):
             return 0.0
         try:
-            return accounting.epsilon(
+            return composition.epsilon(
                 sample_rate=self.claimed.sample_rate,
                 noise_multiplier=sigma,
                 steps=self.claimed.steps,
@@ -150,8 +150,8 @@ def claimed_steps(plan: Plan, steps: int) -> ClaimedSteps:
         sample_rate=float(mechanism.sample_rate),
         noise_multiplier=float(mechanism.noise_multiplier),
         steps=steps,
-        delta=accounting.job_delta(plan.delta),
-        epsilon=accounting.job_epsilon(mechanism, steps, plan.delta, plan.accountant),
+        delta=composition.job_delta(plan.delta),
+        epsilon=composition.job_epsilon(mechanism, steps, plan.delta, plan.accountant),
     )
 
 

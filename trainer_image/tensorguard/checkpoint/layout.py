@@ -6,7 +6,7 @@ peft then reports that the weights are missing, and reads no encrypted bytes as 
 
 from __future__ import annotations
 
-from tensafe_api.statement import STATEMENT_FILE
+from tensafe_api.statement.contents import STATEMENT_FILE
 
 __all__ = ["ADAPTER_CONFIG", "ADAPTER_WEIGHTS", "ENCRYPTED", "MODEL_CARD", "STATEMENT_FILE", "STATEMENT_PAGE"]
 

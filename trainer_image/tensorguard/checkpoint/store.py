@@ -24,7 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_api.statement import canonical_json, digest
+from tensafe_api.statement.contents import canonical_json, digest
 from tensorguard.storage import (
     GIT_LFS_FIX,
     GIT_LFS_POINTER,

@@ -1,7 +1,7 @@
 """`tensafe account`: the privacy of a number of steps, without a manifest.
 
 In: q, T, δ and either σ or a target ε. Out: ε; or the smallest σ that keeps the target, with its ε. All figures are
-computed by `tensafe_api.accounting`, which also computes those of a job's ledger.
+computed by `tensafe_api.accounting.composition`, which also computes those of a job's ledger.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _account(arguments: argparse.Namespace) -> int:
-    from tensafe_api import accountant_choice, accounting
-    from tensafe_api.calibration import CalibrationError
-    from tensafe_api.privacy_events import round_up
+    from tensafe_api.accounting import accountant_choice, composition
+    from tensafe_api.accounting.calibration import CalibrationError
+    from tensafe_api.resources.mechanism import round_up
 
     sampled = {"sample_rate": arguments.sample_rate, "steps": arguments.steps, "delta": arguments.delta}
     sigma = arguments.noise_multiplier
@@ -86,12 +86,12 @@ def _account(arguments: argparse.Namespace) -> int:
         )
     accountant = arguments.accountant or "RDP"
     try:
-        target = arguments.target_epsilon or accounting.epsilon(noise_multiplier=sigma, **sampled)
+        target = arguments.target_epsilon or composition.epsilon(noise_multiplier=sigma, **sampled)
         accountant, found = accountant_choice.choose(
             arguments.accountant, None if sigma is None else str(sigma), target_epsilon=target, **sampled
         )
         sigma = float(found)
-        epsilon = accounting.epsilon(noise_multiplier=sigma, accountant=accountant, **sampled)
+        epsilon = composition.epsilon(noise_multiplier=sigma, accountant=accountant, **sampled)
     except accountant_choice.PLDLimitError as error:
         raise CommandError(f"tensafe account: --accountant pld: {error}: use rdp") from error
     except CalibrationError as error:

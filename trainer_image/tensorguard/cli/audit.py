@@ -238,7 +238,7 @@ def figures(result: AuditResult, confidence: float) -> dict[str, object]:
 
 
 def _print_text(arguments: argparse.Namespace, loaded: LoadedJob, result: AuditResult, seconds: float) -> None:
-    from tensafe_api.privacy_events import round_up
+    from tensafe_api.resources.mechanism import round_up
     from tensorguard.cli.tables import print_facts
 
     claimed, expected, guesses = result.claimed, result.expectation, result.guesses

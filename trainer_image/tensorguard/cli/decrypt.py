@@ -98,14 +98,14 @@ def _decrypt(arguments: argparse.Namespace) -> int:
 
 def _failure(problem: str, exit_code: int) -> CommandError:
     """The error of a checkpoint that cannot be decrypted. A stranger may have written a part of `problem`."""
-    from tensafe_api.clean_text import clean
+    from tensafe_api.sanitize import clean
 
     return CommandError(clean(f"tensafe decrypt: {problem}"), exit_code)
 
 
 def _decrypted(place: str, identity: Path) -> dict[str, bytes]:
     """The files of a checkpoint in clear, without its optimiser state. Raises CheckpointError, or KeyUnusable."""
-    from tensafe_api.statement import digest
+    from tensafe_api.statement.contents import digest
     from tensorguard.checkpoint.encryption import READABLE, is_encrypted, read_decrypted, read_identities
     from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS, STATEMENT_FILE
     from tensorguard.checkpoint.store import CheckpointCorrupt, checkpoint_at

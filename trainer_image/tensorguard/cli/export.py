@@ -107,7 +107,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _history(arguments: argparse.Namespace) -> tuple[History, Path]:
     """What to export, and the folder that remembers what was sent."""
-    from tensafe_api.manifest import ManifestError, load_manifest
+    from tensafe_api.manifest.text import ManifestError, load_manifest
     from tensorguard.runners.local.earlier_run import MANIFEST
     from tensorguard.trackers.history import JobStatus, RunFolder
 

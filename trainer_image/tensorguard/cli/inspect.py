@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from tensafe_api.clean_text import clean
+from tensafe_api.sanitize import clean
 from tensorguard.cli.arguments import Subparsers, add_manifest_arguments
 from tensorguard.cli.exit_codes import FAILED, SUCCEEDED, CommandError
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tensafe_api.manifest import ManifestError, load_manifest
+from tensafe_api.manifest.text import ManifestError, load_manifest
 from tensafe_api.resolve import Plan, resolve_job
 from tensafe_api.resources.base import Block, alias_of
 from tensafe_api.resources.job import TenSafeTrainingJob

@@ -60,7 +60,7 @@ def _ledger(arguments: argparse.Namespace) -> int:
 
 
 def _read(directory: Path) -> LedgerState:
-    from tensafe_api.clean_text import clean
+    from tensafe_api.sanitize import clean
     from tensorguard.ledger.contract import LedgerCorrupt, LedgerMissing
     from tensorguard.ledger.file import FileLedger
     from tensorguard.training.config import RUN_LOG
@@ -86,7 +86,7 @@ def _check_against_job(directory: Path, ledger: FileLedger, state: LedgerState) 
 
     A checkpoint that cannot be read is ignored here: it says nothing about the ledger, and a running job removes some.
     """
-    from tensafe_api.manifest import ManifestError, load_manifest
+    from tensafe_api.manifest.text import ManifestError, load_manifest
     from tensafe_api.resolve import ledger_spec, resolve_job
     from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
     from tensorguard.runners.local.earlier_run import MANIFEST
@@ -155,7 +155,7 @@ def _figures(state: LedgerState) -> dict[str, Any]:
 
 
 def _show(state: LedgerState, figures: dict[str, Any]) -> None:
-    from tensafe_api.accounting import format_epsilon
+    from tensafe_api.accounting.composition import format_epsilon
     from tensorguard.cli.tables import PUBLISHED, print_facts, print_table, published_rows
 
     spec = state.spec

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tensafe_api.clean_text import clean_lines
+from tensafe_api.sanitize import clean_lines
 from tensorguard.cli import (
     account,
     audit,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tensafe_api.manifest import dump_manifest, load_manifest
+from tensafe_api.manifest.text import dump_manifest, load_manifest
 from tensafe_api.resources.job import Spec, TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_quantity
 

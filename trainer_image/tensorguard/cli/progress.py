@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from tensafe_api.accounting import format_epsilon
+from tensafe_api.accounting.composition import format_epsilon
 from tensafe_api.resolve import Plan
 from tensorguard.cli.wording import duration_text, steps_text
 from tensorguard.training.run_log import Evaluated, LogRecord, Preparing, Saved, Started, Stepped

@@ -117,7 +117,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     signals = StopOnSignal()
     with signals.installed():
-        from tensafe_api.manifest import dump_manifest
+        from tensafe_api.manifest.text import dump_manifest
         from tensorguard.cli import report, summary
         from tensorguard.cli.job_loading import load_job, local_warnings
 
@@ -171,7 +171,7 @@ def _train(
     identity: Path | None,
 ) -> RunResult:
     """Train `job` and show its progress. Raises CommandError if the local runner refuses the job."""
-    from tensafe_api.manifest import ManifestError
+    from tensafe_api.manifest.text import ManifestError
     from tensorguard.cli.display import display_for
     from tensorguard.ledger.contract import LedgerCorrupt
     from tensorguard.training.run_log import Preparing

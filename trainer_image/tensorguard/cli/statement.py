@@ -61,7 +61,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _statement(arguments: argparse.Namespace) -> int:
-    from tensafe_api.statement_document import StatementError
+    from tensafe_api.statement.document import StatementError
 
     try:
         import jinja2  # noqa: F401
@@ -112,8 +112,8 @@ def render(report: Report, form: str) -> str:
 
 
 def _as_text(report: Report) -> str:
-    from tensafe_api.clean_text import clean_document
-    from tensafe_api.statement import render_markdown
+    from tensafe_api.sanitize import clean_document
+    from tensafe_api.statement.contents import render_markdown
 
     parts, page = report.parts, render_markdown(clean_document(report.raw))
     lines = [parts.sentence, "", *parts.meaning, "", *page.splitlines(), "", "## How to verify", ""]
@@ -123,6 +123,6 @@ def _as_text(report: Report) -> str:
 
 
 def _clean(text: object) -> str:
-    from tensafe_api.clean_text import clean
+    from tensafe_api.sanitize import clean
 
     return clean(text)

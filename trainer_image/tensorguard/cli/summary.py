@@ -12,10 +12,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from tensafe_api.privacy_events import EarlierSteps, earlier_steps_yaml
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.mechanism import EarlierSteps, earlier_steps_yaml
 from tensafe_api.resources.status import Status
 from tensafe_api.tasks import METRICS
 from tensorguard.cli.wording import steps_text

@@ -50,7 +50,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _validate(arguments: argparse.Namespace) -> int:
-    from tensafe_api.manifest import dump_manifest
+    from tensafe_api.manifest.text import dump_manifest
     from tensorguard.cli.job_loading import cluster_warnings, load_job, local_warnings, resource_warnings
 
     loaded = load_job(arguments.manifest, arguments.overrides)
@@ -71,7 +71,7 @@ def _validate(arguments: argparse.Namespace) -> int:
 
 
 def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
-    from tensafe_api.accounting import format_epsilon
+    from tensafe_api.accounting.composition import format_epsilon
 
     mechanism = plan.mechanism
     before = plan.mechanism.steps_before
@@ -108,8 +108,8 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
 
 def _why_rdp(plan: Plan) -> str:
     """Why a job with RDP could not have PLD, which needs less noise; empty if it has PLD, or asked for RDP."""
-    from tensafe_api.accountant_choice import limit_of_pld
-    from tensafe_api.accounting import job_delta
+    from tensafe_api.accounting.accountant_choice import limit_of_pld
+    from tensafe_api.accounting.composition import job_delta
 
     if plan.accountant == "PLD":
         return ""

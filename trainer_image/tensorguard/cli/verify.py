@@ -148,7 +148,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from tensafe_api.clean_text import clean
+    from tensafe_api.sanitize import clean
     from tensorguard.audit_log.line_files import AuditLogUnwritable
     from tensorguard.checkpoint.encryption import read_identities
     from tensorguard.checkpoint.store import CheckpointError

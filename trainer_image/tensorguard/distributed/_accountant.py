@@ -18,8 +18,8 @@ import math
 import warnings
 from collections import Counter
 
-from tensafe_api import accounting
-from tensafe_api.privacy_events import PrivacyEvent
+from tensafe_api.accounting import composition
+from tensafe_api.resources.mechanism import PrivacyEvent
 from tensafe_api.resources.numeric import MAX_SIGMA, MIN_DELTA, MIN_SIGMA
 from tensorguard.distributed._config import require_float, require_int
 from tensorguard.distributed._errors import ConfigurationError
@@ -95,7 +95,7 @@ def _epsilon(counted: Counter[tuple[float, float]], delta: float) -> float:
         PrivacyEvent(sample_rate=repr(rate), noise_multiplier=repr(sigma), steps=steps)
         for (sigma, rate), steps in counted.items()
     ]
-    return accounting.epsilon_of_events(events, accounting.job_delta(repr(delta)))
+    return composition.epsilon_of_events(events, composition.job_delta(repr(delta)))
 
 
 def _mechanism(noise_multiplier: float, sample_rate: float) -> tuple[float, float]:

@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tensafe_api.manifest import ManifestError, parse_job
+from tensafe_api.manifest.text import ManifestError, parse_job
 from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION
 from tensafe_api.tasks import TASKS, tasks_for

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 
-from tensafe_api.accounting import format_epsilon
+from tensafe_api.accounting.composition import format_epsilon
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.trackers.figures import evaluation_figures, progress_figures

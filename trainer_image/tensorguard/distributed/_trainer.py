@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tensafe_api.accounting import job_epsilon
-from tensafe_api.manifest import ManifestError
+from tensafe_api.accounting.composition import job_epsilon
+from tensafe_api.manifest.text import ManifestError
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resolve import Plan, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
@@ -73,7 +73,7 @@ class TenSafeResult:
     """The result of a training.
 
     Attributes:
-        job: the job with its status, as `tensafe run` prints it (`tensafe_api.manifest.dump_manifest`).
+        job: the job with its status, as `tensafe run` prints it (`tensafe_api.manifest.text.dump_manifest`).
         metrics: dp_epsilon (the ε to sign off, of steps_claimed steps) and dp_epsilon_spent (of steps_charged steps),
             both rounded up; dp_delta, noise_multiplier, sample_rate, steps, total_steps; best_eval_loss and
             final_eval_loss, which are None if nothing was evaluated; best_eval_accuracy and best_eval_f1, which are

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tensafe_api.clean_text import clean
+from tensafe_api.sanitize import clean
 from tensorguard.inspection.distribution import Distribution
 from tensorguard.inspection.inspection import Example, File, Inspection, Suggestion, UnusableRecords
 

@@ -20,9 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from tensafe_api.privacy_events import PrivacyEvent, charged_events
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.ledger import LedgerSpec, Outcome
+from tensafe_api.resources.mechanism import PrivacyEvent, charged_events
 from tensafe_api.resources.status import EvaluationResult, Progress
 
 

@@ -3,7 +3,7 @@
 Every write replaces the status under the resourceVersion that was read. Of two concurrent writers one fails and reads
 again. The API server enforces what must hold for every writer: charges only grow, a lower attempt is fenced, and only
 the pod to which the token is bound writes under its acquisition (`tensafe_api.resources.ledger`,
-`tensafe_api.admission_policy`). `kubernetes_object` translates between objects and ledger states.
+`tensafe_api.schema.admission_policy`). `kubernetes_object` translates between objects and ledger states.
 
 While the API server is unavailable a call waits, for longer than any restart of the API server takes. Nothing runs that
 was not charged. A write whose answer was lost is not repeated: the hash of the entry shows whether the write succeeded.

@@ -9,5 +9,5 @@ The modules, in the order in which a step uses them:
 - `clipping` bounds the gradient of each unit, and rounds it to the integer grid.
 - `noise` draws discrete Gaussian noise on that grid.
 
-`aggregation` then adds the workers' sums. ε is computed by `tensafe_api.accounting`, not here.
+`aggregation` then adds the workers' sums. ε is computed by `tensafe_api.accounting.composition`, not here.
 """

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
-from tensafe_api.attestation import PAYLOAD_TYPE
-from tensafe_api.statement import canonical_json
+from tensafe_api.statement.attestation import PAYLOAD_TYPE
+from tensafe_api.statement.contents import canonical_json
 from tensorguard.signing.keys import OpenKey
 
 

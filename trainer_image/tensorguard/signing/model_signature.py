@@ -31,8 +31,8 @@ from model_signing.manifest import Manifest, SerializationType
 from sigstore.errors import Error as SigstoreError
 from sigstore.models import Bundle
 
-from tensafe_api.attestation import PAYLOAD_TYPE
-from tensafe_api.statement import canonical_json
+from tensafe_api.statement.attestation import PAYLOAD_TYPE
+from tensafe_api.statement.contents import canonical_json
 from tensorguard.signing.keys import OpenKey, pem_of
 from tensorguard.signing.trust import TrustedIdentity
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tensafe_api.attestation import PREDICATE_TYPE, STATEMENT_TYPE, build_attestation
 from tensafe_api.reasons import Reason
-from tensafe_api.statement import STATEMENT_FILE, digest
+from tensafe_api.statement.attestation import PREDICATE_TYPE, STATEMENT_TYPE, build_attestation
+from tensafe_api.statement.contents import STATEMENT_FILE, digest
 from tensorguard.backoff import RETRY_SECONDS, retry_delays
 from tensorguard.signing.keys import (
     FixedKey,

@@ -1,6 +1,6 @@
 """What people read of a privacy statement: the report, its page, and the model card of an adapter.
 
-In: the document that `tensafe_api.statement` builds. Out: text. The modules, from the bottom:
+In: the document that `tensafe_api.statement.contents` builds. Out: text. The modules, from the bottom:
 
 - `sentences` has the claim as a sentence, and what an ε means.
 - `report` computes all that a reader is shown, and checks the statement's own figures.

@@ -15,8 +15,8 @@ from huggingface_hub import ModelCardData
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from tensafe_api.clean_text import clean
-from tensafe_api.statement_document import parse_statement
+from tensafe_api.sanitize import clean
+from tensafe_api.statement.document import parse_statement
 from tensorguard.statements.sentences import VERIFY, claim_sentence
 
 _TEMPLATE = "model_card.md.j2"

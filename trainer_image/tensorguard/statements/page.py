@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from tensafe_api.clean_text import clean
+from tensafe_api.sanitize import clean
 from tensorguard.statements import curve
 from tensorguard.statements.report import Report
 from tensorguard.statements.sentences import unit_words

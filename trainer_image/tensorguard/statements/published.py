@@ -12,9 +12,9 @@ from typing import IO, Any
 
 import fsspec
 
-from tensafe_api.clean_text import clean
-from tensafe_api.statement import STATEMENT_FILE, canonical_json, digest
-from tensafe_api.statement_document import StatementError
+from tensafe_api.sanitize import clean
+from tensafe_api.statement.contents import STATEMENT_FILE, canonical_json, digest
+from tensafe_api.statement.document import StatementError
 from tensorguard.storage import PVC_SCHEME, explain_storage_error, filesystem_options, without_a_job
 
 LIMIT_BYTES = 4 << 20

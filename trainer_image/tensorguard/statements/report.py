@@ -14,15 +14,15 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from tensafe_api import accounting
-from tensafe_api.statement import canonical_json, digest
-from tensafe_api.statement_document import (
+from tensafe_api.accounting import composition
+from tensafe_api.statement.contents import canonical_json, digest
+from tensafe_api.statement.document import (
     Count,
     Epsilon,
     StatementDocument,
     parse_statement,
 )
-from tensafe_api.statement_figures import check_figures
+from tensafe_api.statement.figures import check_figures
 from tensorguard.statements.sentences import (
     FALSE_ALARMS,
     VERIFY,
@@ -234,8 +234,8 @@ def _verify(document: StatementDocument) -> list[Command]:
 
 
 def _epsilon(document: StatementDocument, steps: int) -> str:
-    return accounting.format_epsilon(
-        accounting.job_epsilon(document.mechanism, steps, document.claim.delta, document.accounting.accountant)
+    return composition.format_epsilon(
+        composition.job_epsilon(document.mechanism, steps, document.claim.delta, document.accounting.accountant)
     )
 
 

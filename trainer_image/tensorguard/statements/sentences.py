@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal, localcontext
 
-from tensafe_api.statement_document import ClaimPart, StatementDocument
+from tensafe_api.statement.document import ClaimPart, StatementDocument
 
 VERIFY = "tensafe verify DIR --public-key FILE"
 """The command that the page and the model card name, for the folder of the adapter and the signer's key."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tensafe_api import accounting
-from tensafe_api.manifest import dump_manifest
+from tensafe_api.accounting import composition
+from tensafe_api.manifest.text import dump_manifest
 from tensafe_api.resolve import Claim, Plan, learning_rate
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.tasks import METRICS
@@ -186,4 +186,4 @@ def evaluation_figures(record: Evaluated) -> dict[str, float]:
 
 
 def _rounded_up(epsilon: float) -> float:
-    return float(accounting.format_epsilon(epsilon))
+    return float(composition.format_epsilon(epsilon))

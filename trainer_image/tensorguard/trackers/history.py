@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest.text import load_manifest
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resolve import Claim, Plan, ledger_spec, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob

@@ -18,7 +18,7 @@ from peft import PeftModel
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from tensafe_api.statement import StatementInputs, build_statement, canonical_json, digest, render_markdown
+from tensafe_api.statement.contents import StatementInputs, build_statement, canonical_json, digest, render_markdown
 from tensorguard.checkpoint.encryption import Identities, Recipients, read_decrypted
 from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CARD, STATEMENT_FILE, STATEMENT_PAGE
 from tensorguard.checkpoint.optimizer_state import OPTIMIZER, dump_optimizer, load_optimizer

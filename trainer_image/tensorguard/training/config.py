@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensafe_api.privacy_events import Mechanism
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.mechanism import Mechanism
 from tensorguard.ledger.backends import LedgerLocation
 
 if TYPE_CHECKING:  # the driver of an attempt in a cluster imports this module, and needs no accounting
-    from tensafe_api.statement import Place
+    from tensafe_api.statement.contents import Place
 
 COUNTED_RECORDS_REMARK = (
     "unit_at_least was not given, so the job, the ledger and the statement use the number of records, {count}, in its "

@@ -20,11 +20,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 from safetensors.torch import load as load_tensors
 
-from tensafe_api.privacy_events import EarlierSteps, Mechanism, earlier_steps_yaml
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import Spec
+from tensafe_api.resources.mechanism import EarlierSteps, Mechanism, earlier_steps_yaml
 from tensafe_api.resources.numeric import Count, NoiseMultiplier, SampleRate
-from tensafe_api.statement import SCHEMA, UNIT_DEFINITIONS, digest
+from tensafe_api.statement.contents import SCHEMA, UNIT_DEFINITIONS, digest
 from tensorguard.checkpoint.encryption import Identities, read_decrypted
 from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, STATEMENT_FILE
 from tensorguard.checkpoint.store import CheckpointAbsent, CheckpointStore

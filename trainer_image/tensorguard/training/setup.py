@@ -16,12 +16,12 @@ import torch
 from peft import PeftModel
 from torch import nn
 
-from tensafe_api import accounting
+from tensafe_api.accounting import composition
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Plan, learning_rate, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_decimal
-from tensafe_api.statement import SAMPLERS_UNPAID, digest
+from tensafe_api.statement.contents import SAMPLERS_UNPAID, digest
 from tensorguard.checkpoint.encryption import Identities, read_identities
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.recipe import Recipe
@@ -369,10 +369,10 @@ def _check_noise_sampler(
     """
     draws = dimension * plan.max_steps * plan.mechanism.workers
     epsilon = min(plan.target_epsilon, plan.epsilon(plan.max_steps))
-    cost = accounting.log_cost_of_samplers(draws * noise.total_variation + earlier_distance, epsilon)
-    if cost <= accounting.log_share_of_samplers(plan.delta):
+    cost = composition.log_cost_of_samplers(draws * noise.total_variation + earlier_distance, epsilon)
+    if cost <= composition.log_share_of_samplers(plan.delta):
         return ()
-    if epsilon <= accounting.LARGEST_PAID_EPSILON:
+    if epsilon <= composition.LARGEST_PAID_EPSILON:
         raise AttemptFailed(
             Reason.INVALID_MANIFEST,
             f"spec.privacy.targetDelta: {plan.delta} is too small for {draws} draws of noise with a distance of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
-from tensafe_api.statement import AggregationStatement, Place, StatementInputs
+from tensafe_api.statement.contents import AggregationStatement, Place, StatementInputs
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.training.setup import StepComponents
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensafe_api.statement import STATEMENT_FILE, canonical_json, digest, render_markdown
+from tensafe_api.statement.contents import STATEMENT_FILE, canonical_json, digest, render_markdown
 from tensorguard.checkpoint.encryption import READABLE, DecryptionFailed, Identities, decrypt_files, is_encrypted
 from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS, ENCRYPTED, STATEMENT_PAGE
 from tensorguard.checkpoint.store import (

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensafe_api.privacy_events import Mechanism
-from tensafe_api.statement import NOT_KNOWN, STATEMENT_FILE
-from tensafe_api.statement_document import StatementDocument, parse_statement
+from tensafe_api.resources.mechanism import Mechanism
+from tensafe_api.statement.contents import NOT_KNOWN, STATEMENT_FILE
+from tensafe_api.statement.document import StatementDocument, parse_statement
 from tensorguard.ledger.contract import LedgerError, LedgerMissing, LedgerState, PublishedCheckpoint
 from tensorguard.ledger.file import NAME, FileLedger
 from tensorguard.verification.errors import NotVerified, job_text

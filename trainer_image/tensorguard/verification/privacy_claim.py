@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensafe_api.statement import STATEMENT_FILE
-from tensafe_api.statement_document import StatementError, parse_statement
-from tensafe_api.statement_figures import check_figures
+from tensafe_api.statement.contents import STATEMENT_FILE
+from tensafe_api.statement.document import StatementError, parse_statement
+from tensafe_api.statement.figures import check_figures
 from tensorguard.verification.errors import NotVerified
 
 

@@ -12,7 +12,7 @@ import torch
 
 from e2e.platform.trainer.local_runs import Folder
 from e2e.platform.trainer.rank_harness import SingleRankChannel, shard_records
-from tensafe_api.manifest import dump_manifest
+from tensafe_api.manifest.text import dump_manifest
 from tensorguard.aggregation.header import Header, HeaderAgreement
 from tensorguard.runners.local import driver
 from tensorguard.training.config import WorkerConfig

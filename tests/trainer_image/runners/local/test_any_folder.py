@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from e2e.platform.trainer.local_runs import Folder, refusal, stopped
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest.text import load_manifest
 from tensorguard.data.listing import files_at
 from tensorguard.runners.local.earlier_run import MANIFEST
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from e2e.platform.trainer.command import OVERRIDES, RunCommand, assert_nothing_is_left, write_job
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest.text import load_manifest
 from tensafe_api.resolve import resolve_job
-from tensafe_api.statement import recompute_epsilon
+from tensafe_api.statement.contents import recompute_epsilon
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.runners.local.driver import run

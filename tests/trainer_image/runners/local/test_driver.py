@@ -14,7 +14,7 @@ import pytest
 
 from e2e.platform.trainer.local_runs import Folder, reason, refusal
 from e2e.platform.trainer.rank_harness import MANIFEST
-from tensafe_api.manifest import ManifestError, load_manifest
+from tensafe_api.manifest.text import ManifestError, load_manifest
 from tensafe_api.reasons import Reason
 from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.runners.local import driver

@@ -10,7 +10,7 @@ import pytest
 
 from e2e.platform.trainer.local_runs import Folder, lost, reason, refusal, stopped
 from e2e.platform.trainer.rank_harness import records
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest.text import load_manifest
 from tensafe_api.resolve import resolve_job
 from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.runners import run_folder

@@ -16,7 +16,7 @@ import pytest
 from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, wait_until
 from e2e.platform.trainer.local_runs import lost
 from e2e.platform.trainer.rank_harness import MANIFEST
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest.text import load_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve_job
 from tensafe_operator.children.configuration import config_map, digest

@@ -24,10 +24,10 @@ from e2e.platform.fixtures.ledger_objects import make_pod
 from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, wait_until
 from e2e.platform.trainer.rank_harness import MANIFEST, make_model, records
 from e2e.platform.trainer.ray_nodes import RayNodes
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest.text import load_manifest
 from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_api.statement import digest
+from tensafe_api.statement.contents import digest
 from tensafe_operator.children import configuration
 from tensafe_operator.children.access import job_key, key_digest
 from tensafe_operator.children.ledger import ledger

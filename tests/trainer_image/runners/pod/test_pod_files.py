@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from e2e.platform.trainer.rank_harness import MANIFEST
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest.text import load_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.model import InitFrom

@@ -24,7 +24,7 @@ import pytest
 import torch
 
 from e2e.platform.trainer.rank_harness import CLASSES, TAGS, JobKind, records
-from tensafe_api.manifest import load_manifest
+from tensafe_api.manifest.text import load_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve_job
 from tensafe_operator.children import volumes

@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tensafe_api.manifest import dump_manifest
+from tensafe_api.manifest.text import dump_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Claim, Plan, ledger_spec, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tensafe_api.manifest import ManifestError, load_manifest
+from tensafe_api.manifest.text import ManifestError, load_manifest
 from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.ledger.contract import LedgerCorrupt, LedgerError, LedgerState
 from tensorguard.ledger.file import NAME as LEDGER

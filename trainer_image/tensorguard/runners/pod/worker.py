@@ -19,11 +19,11 @@ from typing import Any, Protocol
 
 import torch
 
-from tensafe_api.manifest import ManifestError, dump_manifest
+from tensafe_api.manifest.text import ManifestError, dump_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_api.statement import Place
+from tensafe_api.statement.contents import Place
 from tensorguard.aggregation.channel import Channel, ProcessGroupChannel
 from tensorguard.audit_log.places import LOGGER as AUDIT_LOGGER
 from tensorguard.audit_log.places import audit_log_of

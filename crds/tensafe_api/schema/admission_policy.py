@@ -10,7 +10,7 @@ which are installed with the CRDs, refuse
 - the deletion of the CRD of ledgers, which would delete every ledger of the cluster, and of that of jobs, which would
   end every training, unless an annotation names the CRD's UID.
 
-They apply to cluster administrators too. `tensafe_api.crd` writes them to a file.
+They apply to cluster administrators too. `tensafe_api.schema.crd` writes them to a file.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import yaml
 
-from tensafe_api import yaml_io
-from tensafe_api.overrides import apply_overrides
-from tensafe_api.problems import ManifestError, Problem, parse_job
+from tensafe_api.manifest import yaml_io
+from tensafe_api.manifest.overrides import apply_overrides
+from tensafe_api.manifest.validation import ManifestError, Problem, parse_job
 from tensafe_api.resources.base import Block, alias_of
 from tensafe_api.resources.job import TenSafeTrainingJob
 

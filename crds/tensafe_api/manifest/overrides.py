@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 
-from tensafe_api import yaml_io
-from tensafe_api.problems import Problem, unknown_field
+from tensafe_api.manifest import yaml_io
+from tensafe_api.manifest.validation import Problem, unknown_field
 from tensafe_api.resources.base import Block, fields_of
 from tensafe_api.resources.job import TenSafeTrainingJob
 

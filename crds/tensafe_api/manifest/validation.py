@@ -20,11 +20,11 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
-from tensafe_api.clean_text import clean
+from tensafe_api.manifest.yaml_io import WrittenScalars
 from tensafe_api.resources.base import DUPLICATE_ERROR, RULE_ERROR, Block, block_of, fields_of
 from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensafe_api.resources.string_form import STRING_ERROR
-from tensafe_api.yaml_io import WrittenScalars
+from tensafe_api.sanitize import clean
 
 Location = tuple[str | int, ...]
 MAX_PROBLEMS = 50

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tensafe_api import accounting
-from tensafe_api.privacy_events import Mechanism, PrivacyEvent
+from tensafe_api.accounting import composition
+from tensafe_api.resources.mechanism import Mechanism, PrivacyEvent
 
 Place = Literal["OneMachine", "Nodes", "Pods", "PodsWithTLS"]
 """Where the workers of a job run: all on one machine, on nodes of a Ray cluster, or each in its own pod. Between pods,
@@ -41,7 +41,7 @@ ADJACENCY_DEFINITIONS = {
     "ZeroOut": "neighbouring data sets differ by one unit, in whose place one of them has nothing; the number of units "
     "is the same and public",
 }
-SHARE_OF_SIGMA, SHARE_OF_DELTA = f"{accounting.SIGMA_SHARE:g}", f"{accounting.SAMPLER_SHARE_OF_DELTA:g}"
+SHARE_OF_SIGMA, SHARE_OF_DELTA = f"{composition.SIGMA_SHARE:g}", f"{composition.SAMPLER_SHARE_OF_DELTA:g}"
 """The shares of σ and δ that pay for discrete noise and its samplers, as a statement writes them."""
 SAMPLERS_UNPAID = "the noise sampler's distance from the discrete Gaussian adds "
 """In the remark of a statement whose share of δ does not pay for the noise samplers, because ε hides nothing."""
@@ -149,7 +149,7 @@ class StatementInputs:
     planned_steps: int
     target_epsilon: str
     delta: str
-    accountant: accounting.AccountantName
+    accountant: composition.AccountantName
     steps_charged: int
     steps_recharged: int
     step: int
@@ -184,7 +184,7 @@ class StatementInputs:
 
 def build_statement(inputs: StatementInputs) -> dict[str, Any]:
     """The statement as a JSON object. Every ε in it has three decimals and is rounded up."""
-    claimed = accounting.claimed_steps(
+    claimed = composition.claimed_steps(
         inputs.mechanism,
         planned=inputs.planned_steps,
         charged=inputs.steps_charged,
@@ -197,7 +197,7 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
         "schema": SCHEMA,
         "job": {"name": inputs.job_name, "uid": inputs.job_uid, "attempt": inputs.attempt, "step": inputs.step},
         "claim": {
-            "epsilon": accounting.format_epsilon(accounting.job_epsilon(mechanism, claimed, delta, accountant)),
+            "epsilon": composition.format_epsilon(composition.job_epsilon(mechanism, claimed, delta, accountant)),
             "targetEpsilon": inputs.target_epsilon,
             "delta": delta,
             "unit": mechanism.unit,
@@ -210,8 +210,8 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
             "covers": covered_text(mechanism, claimed),
         },
         "spent": {
-            "epsilon": accounting.format_epsilon(
-                accounting.job_epsilon(mechanism, inputs.steps_charged, delta, accountant)
+            "epsilon": composition.format_epsilon(
+                composition.job_epsilon(mechanism, inputs.steps_charged, delta, accountant)
             ),
             "stepsCharged": inputs.steps_charged,
             "stepsRecharged": inputs.steps_recharged,
@@ -229,7 +229,7 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
         "accounting": {
             "accountant": accountant,
             "library": f"dp-accounting {importlib.metadata.version('dp-accounting')}",
-            **({"lossInterval": repr(accounting.pld_interval(inputs.events))} if accountant == "PLD" else {}),
+            **({"lossInterval": repr(composition.pld_interval(inputs.events))} if accountant == "PLD" else {}),
             "shareOfSigmaForDiscreteNoise": SHARE_OF_SIGMA,
             "shareOfDeltaForNoiseSampler": SHARE_OF_DELTA,
             "unitAtLeast": inputs.unit_at_least,
@@ -307,13 +307,15 @@ def recompute_epsilon(document: Mapping[str, Any]) -> str:
     """
     events = [PrivacyEvent.model_validate(event) for event in document["events"]]
     noise = events[-1].noise_multiplier
-    if float(noise) * 2 ** document["mechanism"]["gridBits"] < accounting.MIN_NOISE:
+    if float(noise) * 2 ** document["mechanism"]["gridBits"] < composition.MIN_NOISE:
         raise ValueError(
-            f"events: noise of {noise} clip norms is below {accounting.MIN_NOISE:,} steps of the grid, too small for "
+            f"events: noise of {noise} clip norms is below {composition.MIN_NOISE:,} steps of the grid, too small for "
             "accounting that assumes continuous noise: this ε does not hold"
         )
-    delta = accounting.job_delta(document["claim"]["delta"])
-    return accounting.format_epsilon(accounting.epsilon_of_events(events, delta, document["accounting"]["accountant"]))
+    delta = composition.job_delta(document["claim"]["delta"])
+    return composition.format_epsilon(
+        composition.epsilon_of_events(events, delta, document["accounting"]["accountant"])
+    )
 
 
 def render_markdown(document: Mapping[str, Any]) -> str:

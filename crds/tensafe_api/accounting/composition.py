@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from tensafe_api.loss_intervals import largest_loss, loss_interval
-from tensafe_api.privacy_events import Mechanism, PrivacyEvent, round_up
+from tensafe_api.accounting.loss_intervals import largest_loss, loss_interval
+from tensafe_api.resources.mechanism import Mechanism, PrivacyEvent, round_up
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,7 +74,7 @@ EPSILON_DIGITS = 3
 @functools.cache
 def load() -> ModuleType:
     """Import dp-accounting. The first figure does, and it takes up to a second."""
-    from tensafe_api import dp_library
+    from tensafe_api.accounting import dp_library
 
     return dp_library
 

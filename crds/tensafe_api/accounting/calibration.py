@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable
 from decimal import Decimal
 
-from tensafe_api import accounting
-from tensafe_api.accounting import AccountantName
-from tensafe_api.privacy_events import PrivacyEvent, round_up
-from tensafe_api.root_search import first_at_most_zero
+from tensafe_api.accounting import composition
+from tensafe_api.accounting.composition import AccountantName
+from tensafe_api.accounting.root_search import first_at_most_zero
+from tensafe_api.resources.mechanism import PrivacyEvent, round_up
 
 MIN_CALIBRATED_SIGMA = 0.05
 """The smallest σ that calibration returns. A target so loose that less noise would suffice gets this σ."""
@@ -49,7 +49,7 @@ def calibrate(
     return _calibrate(target_epsilon, sample_rate, steps, delta, accountant, earlier)
 
 
-@functools.lru_cache(maxsize=accounting.FIGURES_KEPT)
+@functools.lru_cache(maxsize=composition.FIGURES_KEPT)
 def _calibrate(
     target_epsilon: float,
     sample_rate: float,
@@ -62,7 +62,7 @@ def _calibrate(
 
     @functools.cache  # of this search: the σ that it tries are those of no job
     def spent(places: int, by: AccountantName) -> float:
-        return accounting.epsilon_once(sample_rate, float(_sigma(places)), delta, by, earlier, steps)
+        return composition.epsilon_once(sample_rate, float(_sigma(places)), delta, by, earlier, steps)
 
     def fits(places: int, by: AccountantName = accountant) -> bool:
         return spent(places, by) <= target_epsilon

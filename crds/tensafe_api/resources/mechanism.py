@@ -6,9 +6,9 @@ are used as written: the sampler and the noise use the same `sampleRate` and `no
 accountant. So no rounding comes between the privacy claim and the training.
 
 The trainer adds *discrete* Gaussian shares on an integer grid. dp-accounting has no event for them, so the accounting
-uses the continuous Gaussian of a σ that is smaller by a millionth (`accounting.SIGMA_SHARE`). Decision 0038 proves that
-every ε then holds, for noise of at least 2,830 grid steps, which `resolve` requires. The computed error of the samplers
-is paid from δ (`accounting.SAMPLER_SHARE_OF_DELTA`).
+uses the continuous Gaussian of a σ that is smaller by a millionth (`composition.SIGMA_SHARE`). Decision 0038 proves
+that every ε then holds, for noise of at least 2,830 grid steps, which `resolve` requires. The computed error of the
+samplers is paid from δ (`composition.SAMPLER_SHARE_OF_DELTA`).
 """
 
 from __future__ import annotations

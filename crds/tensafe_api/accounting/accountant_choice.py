@@ -6,12 +6,12 @@ it gets RDP. The choice depends on public figures only. A ledger keeps the accou
 
 from __future__ import annotations
 
-from tensafe_api import accounting, calibration
-from tensafe_api.accounting import AccountantName
-from tensafe_api.privacy_events import PrivacyEvent
+from tensafe_api.accounting import calibration, composition
+from tensafe_api.accounting.composition import AccountantName
+from tensafe_api.resources.mechanism import PrivacyEvent
 
 MAX_PLD_STEPS, MIN_PLD_SIGMA, MAX_PLD_EPSILON = 20_000, 0.3, 20
-"""A ledger may be charged ten times its steps, which is still within `accounting.PLD_STEPS_LIMIT`. The smaller σ is,
+"""A ledger may be charged ten times its steps, which is still within `composition.PLD_STEPS_LIMIT`. The smaller σ is,
 the more time and memory the distribution of a step takes."""
 
 MAX_REPETITIONS = 10
@@ -40,7 +40,7 @@ def choose(
         target_epsilon: ε above 0.
         sample_rate: q in (0, 1].
         steps: the number of steps for which σ must keep the target.
-        delta: the δ at which ε is computed; for a job that of `accounting.job_delta`.
+        delta: the δ at which ε is computed; for a job that of `composition.job_delta`.
         earlier: privacy events that ε counts too.
 
     Raises:
@@ -65,7 +65,7 @@ def choose(
             sigma = sigma_by("PLD")
             exceeded = limit_of_pld(steps=steps, target_epsilon=target_epsilon, delta=delta, noise_multiplier=sigma)
             own = PrivacyEvent(sample_rate=repr(sample_rate), noise_multiplier=sigma, steps=steps)
-            if not exceeded and accounting.is_pld_too_large([*earlier, own]):
+            if not exceeded and composition.is_pld_too_large([*earlier, own]):
                 exceeded = "PLD would take too much time and memory for the steps of spec.lora.initFrom"
             if not exceeded:
                 return "PLD", sigma
@@ -78,13 +78,13 @@ def limit_of_pld(
     *, steps: int, target_epsilon: float, delta: float, noise_multiplier: str | None = None, steps_before: int = 0
 ) -> str:
     """The limit of PLD that these figures exceed, as a sentence with the figure; empty if none."""
-    if accounting.is_too_small_for_pld(delta):
-        return f"PLD needs a delta of at least {accounting.MIN_PLD_DELTA:g}, since its rounding errors matter below"
+    if composition.is_too_small_for_pld(delta):
+        return f"PLD needs a delta of at least {composition.MIN_PLD_DELTA:g}, since its rounding errors matter below"
     if steps > MAX_PLD_STEPS:
         return f"PLD is for up to {MAX_PLD_STEPS:,} steps, and this job may be charged {steps:,}"
-    if steps_before + MAX_REPETITIONS * steps > accounting.PLD_STEPS_LIMIT:
+    if steps_before + MAX_REPETITIONS * steps > composition.PLD_STEPS_LIMIT:
         return (
-            f"PLD is for up to {accounting.PLD_STEPS_LIMIT:,} steps together, and beside those that this job may be "
+            f"PLD is for up to {composition.PLD_STEPS_LIMIT:,} steps together, and beside those that this job may be "
             f"charged, spec.lora.initFrom has {steps_before:,}"
         )
     if target_epsilon > MAX_PLD_EPSILON:

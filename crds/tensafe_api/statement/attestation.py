@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensafe_api.resources.model import commit_of
-from tensafe_api.statement import STATEMENT_FILE, digest
+from tensafe_api.statement.contents import STATEMENT_FILE, digest
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://tensafe.io/attestations/privacy/v1"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tensafe_api import accounting
-from tensafe_api.privacy_events import charged_events
-from tensafe_api.statement import (
+from tensafe_api.accounting import composition
+from tensafe_api.resources.mechanism import charged_events
+from tensafe_api.statement.contents import (
     ADJACENCY_DEFINITIONS,
     RELEASED,
     SAMPLERS_UNPAID,
@@ -21,7 +21,7 @@ from tensafe_api.statement import (
     covered_text,
     recompute_epsilon,
 )
-from tensafe_api.statement_document import StatementDocument, StatementError, check_counts
+from tensafe_api.statement.document import StatementDocument, StatementError, check_counts
 
 _ROUNDING = 0.01
 """The statement rounds ε and the distance, which a job compares before it does."""
@@ -43,7 +43,7 @@ def check_figures(raw: Mapping[str, Any], document: StatementDocument) -> None:
     check_counts(document)
     try:
         _compare("spent.epsilon", document.spent.epsilon, recompute_epsilon(raw))
-        steps = accounting.claimed_steps(
+        steps = composition.claimed_steps(
             mechanism,
             planned=document.spent.steps_planned,
             charged=charged,
@@ -52,8 +52,8 @@ def check_figures(raw: Mapping[str, Any], document: StatementDocument) -> None:
             accountant=accountant,
         )
         _compare("claim.steps", claim.steps, steps)
-        claimed = accounting.job_epsilon(mechanism, steps, delta, accountant)
-        _compare("claim.epsilon", claim.epsilon, accounting.format_epsilon(claimed))
+        claimed = composition.job_epsilon(mechanism, steps, delta, accountant)
+        _compare("claim.epsilon", claim.epsilon, composition.format_epsilon(claimed))
         _check_samplers(document)
     except StatementError:
         raise
@@ -78,13 +78,13 @@ def _check_samplers(document: StatementDocument) -> None:
     _compare("accounting.shareOfSigmaForDiscreteNoise", shares.share_of_sigma_for_discrete_noise, SHARE_OF_SIGMA)
     _compare("accounting.shareOfDeltaForNoiseSampler", shares.share_of_delta_for_noise_sampler, SHARE_OF_DELTA)
     has_remark = any(SAMPLERS_UNPAID in remark for remark in document.remarks)
-    if has_remark and float(claim.target_epsilon) > accounting.LARGEST_PAID_EPSILON:
+    if has_remark and float(claim.target_epsilon) > composition.LARGEST_PAID_EPSILON:
         return
     draws = mechanism.dimension * mechanism.workers * max(claim.steps, document.spent.steps_charged)
     before = float(document.started_from.noise_distance) if document.started_from else 0.0
     distance = draws * float(mechanism.noise_distance_per_draw) + before
-    cost = accounting.log_cost_of_samplers(distance, float(claim.epsilon))
-    if not cost <= accounting.log_share_of_samplers(claim.delta) + _ROUNDING:
+    cost = composition.log_cost_of_samplers(distance, float(claim.epsilon))
+    if not cost <= composition.log_share_of_samplers(claim.delta) + _ROUNDING:
         raise StatementError(
             f"mechanism.noiseDistancePerDraw is {mechanism.noise_distance_per_draw}, and δ does not pay for {draws} "
             "such draws of noise"

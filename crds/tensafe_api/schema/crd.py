@@ -2,7 +2,7 @@
 
 The files go to `crds/`, for `kubectl apply -f crds/`, and to the chart:
 
-    python -m tensafe_api.crd [--check] [DIR ...]
+    python -m tensafe_api.schema.crd [--check] [DIR ...]
 
 The files are never edited by hand; a test fails when one is stale. `schema` turns models into structural schemas, and
 `admission_policy` defines the policies.
@@ -18,17 +18,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tensafe_api import yaml_io
-from tensafe_api.admission_policy import GUARD_VERSION, KEEP_ANNOTATIONS, VERSION_ANNOTATION, admission_policies
+from tensafe_api.manifest import yaml_io
 from tensafe_api.resources.base import Block
 from tensafe_api.resources.job import GROUP, KIND, VERSION, TenSafeTrainingJob
 from tensafe_api.resources.ledger import LEDGER_KIND, PrivacyLedger
 from tensafe_api.resources.profile import PROFILE_KIND, TenSafeClusterProfile
-from tensafe_api.schema import schema_of, with_patterns, without_defaults
+from tensafe_api.schema.admission_policy import GUARD_VERSION, KEEP_ANNOTATIONS, VERSION_ANNOTATION, admission_policies
+from tensafe_api.schema.structural import schema_of, with_patterns, without_defaults
 
 DIRECTORIES = (Path("crds"), Path("charts/tensafe/files/crds"))
 DEFINITION_KIND = "CustomResourceDefinition"
-_HEADER = "# Written by `python -m tensafe_api.crd` from crds/tensafe_api; do not edit.\n"
+_HEADER = "# Written by `python -m tensafe_api.schema.crd` from crds/tensafe_api; do not edit.\n"
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,9 @@ def generated_files() -> dict[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes the files. With `--check` it only compares them: it returns 0 if all are current, 1 if one is stale."""
-    parser = argparse.ArgumentParser(prog="python -m tensafe_api.crd", description="Write the CRDs from the models.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tensafe_api.schema.crd", description="Write the CRDs from the models."
+    )
     parser.add_argument(
         "directories", nargs="*", type=Path, help="directories of the files (default: crds, and the chart's)"
     )
@@ -199,7 +201,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.check:
             path.write_text(text, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != text:
-            print(f"{path} is stale: write it again with `python -m tensafe_api.crd {directory}`", file=sys.stderr)
+            print(
+                f"{path} is stale: write it again with `python -m tensafe_api.schema.crd {directory}`", file=sys.stderr
+            )
             stale = 1
     return stale
 

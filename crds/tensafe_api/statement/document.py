@@ -13,9 +13,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from tensafe_api.accounting import AccountantName
-from tensafe_api.privacy_events import MAX_EARLIER_TRAININGS, Adjacency, Mechanism, PrivacyEvent
-from tensafe_api.statement import SCHEMA
+from tensafe_api.accounting.composition import AccountantName
+from tensafe_api.resources.mechanism import MAX_EARLIER_TRAININGS, Adjacency, Mechanism, PrivacyEvent
+from tensafe_api.statement.contents import SCHEMA
 
 
 def _below_one(delta: str) -> str:

@@ -1,0 +1,1 @@
+"""What the API server needs: CustomResourceDefinitions with their schemas, and admission policies."""

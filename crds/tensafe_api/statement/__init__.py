@@ -1,0 +1,1 @@
+"""Privacy statements: what they say, their form, their signature, and how their figures are checked."""
