@@ -26,11 +26,11 @@ from benchmarks.command import option_parser
 from benchmarks.llama import llama
 from tensafe_api.resources.model import Quantization
 from tensorguard.data.rows import TokenRows
+from tensorguard.models.batch_losses import record_loss
 from tensorguard.models.bit_equality import use_deterministic_kernels
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import PRECISIONS, BaseModel, load_model, prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
-from tensorguard.models.losses import record_loss
 from tensorguard.models.self_test import SelfTestError, dummy_batches, self_test
 from tensorguard.models.source import resolve_model
 from tensorguard.models.tasks import Task, task_named

@@ -19,9 +19,9 @@ from benchmarks import memory
 from benchmarks.command import option_parser
 from benchmarks.llama import llama
 from tensorguard.data.rows import TokenRows
+from tensorguard.models.batch_losses import record_loss
 from tensorguard.models.load import prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
-from tensorguard.models.losses import record_loss
 from tensorguard.models.output_head import find_output_head
 from tensorguard.models.self_test import dummy_batches
 from tensorguard.models.tasks import task_named

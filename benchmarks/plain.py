@@ -10,7 +10,7 @@ from torch import nn
 from tensorguard.data.batches import micro_batches
 from tensorguard.data.rows import Rows
 from tensorguard.data.shard import Shard
-from tensorguard.models.losses import LossFunction
+from tensorguard.models.batch_losses import LossFunction
 from tensorguard.training.unit_gradients import model_inputs
 
 

@@ -30,9 +30,9 @@ from benchmarks.classification import SST2, TARGET_EPSILON
 from benchmarks.command import option_parser
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.model import Quantization
+from tensorguard.models.batch_losses import record_loss
 from tensorguard.models.bit_equality import use_deterministic_kernels
 from tensorguard.models.lora import attach_lora, trainable_parameters
-from tensorguard.models.losses import record_loss
 from tensorguard.privacy.gradients import PerExampleGradients
 
 

@@ -35,8 +35,8 @@ from tensorguard.aggregation import pairwise_masks
 from tensorguard.aggregation.keys import PairKey
 from tensorguard.aggregation.masks import pairwise_mask
 from tensorguard.data.shard import Shard
+from tensorguard.models.batch_losses import record_loss
 from tensorguard.models.bit_equality import find_bit_equal_shape
-from tensorguard.models.losses import record_loss
 from tensorguard.models.self_test import SelfTest
 from tensorguard.models.tasks import task_of
 from tensorguard.training import setup as training_setup

@@ -29,9 +29,9 @@ from tensorguard.aggregation.registry import create_aggregator
 from tensorguard.aggregation.session import Session
 from tensorguard.data.rows import TokenRows
 from tensorguard.data.shard import Shard, Target, records_table, units_table
+from tensorguard.models.batch_losses import LossFunction, record_loss
 from tensorguard.models.load import checkpoint_activations, prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
-from tensorguard.models.losses import LossFunction, record_loss
 from tensorguard.models.output_head import find_output_head
 from tensorguard.models.self_test import dummy_batches, self_test
 from tensorguard.models.tasks import task_named

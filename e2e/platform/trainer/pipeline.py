@@ -20,10 +20,10 @@ from e2e.platform.trainer.rank_harness import make_causal_model, make_model, mak
 from tensafe_api.tasks import TASKS
 from tensorguard.data.rows import PixelRows, Rows, TokenRows
 from tensorguard.data.shard import TEXT, Input, Pixels, Shard, Target, records_table, units_table
+from tensorguard.models.batch_losses import LossFunction, record_loss
 from tensorguard.models.images import load_image_recipe
 from tensorguard.models.load import PRECISIONS, load_model
 from tensorguard.models.lora import attach_lora, trainable_parameters
-from tensorguard.models.losses import LossFunction, record_loss
 from tensorguard.models.output_head import find_output_head
 from tensorguard.models.self_test import dummy_batches
 from tensorguard.models.source import resolve_model

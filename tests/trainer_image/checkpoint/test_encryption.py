@@ -24,7 +24,8 @@ from tensorguard.checkpoint.encryption import (
     read_identities,
 )
 from tensorguard.checkpoint.store import CheckpointAbsent, CheckpointCorrupt, CheckpointStore
-from tensorguard.signing.keys import KeyUnusable, new_identity, write_new
+from tensorguard.signing.base import KeyUnusable
+from tensorguard.signing.keys import new_identity, write_new
 
 SECRET = pyrage.x25519.Identity.generate()
 RECIPIENT = str(SECRET.to_public())

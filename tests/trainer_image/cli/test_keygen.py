@@ -11,7 +11,8 @@ import pyrage
 import pytest
 
 from tensorguard.cli.main import main
-from tensorguard.signing.keys import KeyUnusable, fingerprint_of, read_public_key, read_signing_key
+from tensorguard.signing.base import KeyUnusable, fingerprint_of
+from tensorguard.signing.keys import read_public_key, read_signing_key
 
 
 def mode(path: Path) -> int:

@@ -24,10 +24,10 @@ from transformers import (
 from tensafe_api.tasks import TASKS
 from tensorguard.data.images import ImageRecipe
 from tensorguard.data.rows import PixelRows, Rows, TokenRows
+from tensorguard.models.batch_losses import LossFunction, record_loss
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import PRECISIONS, checkpoint_activations, prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
-from tensorguard.models.losses import LossFunction, record_loss
 from tensorguard.models.self_test import SelfTest, dummy_batches, self_test
 from tensorguard.models.tasks import Task, task_named
 from tensorguard.privacy.clipping import GridClipper

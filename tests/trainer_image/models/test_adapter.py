@@ -20,9 +20,9 @@ from transformers import (
 )
 
 from tensorguard.models.adapter import AdapterMismatchError, adapter_config, adapter_state, load_adapter_state
+from tensorguard.models.batch_losses import record_loss
 from tensorguard.models.load import load_model
 from tensorguard.models.lora import attach_lora, trainable_parameters
-from tensorguard.models.losses import record_loss
 from tensorguard.models.source import resolve_model
 from tensorguard.models.tasks import task_named
 from tensorguard.privacy.gradients import PerExampleGradients

@@ -4,15 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tensorguard.models.losses import (
-    IGNORE_INDEX,
-    EvaluationSums,
-    causal_lm_losses,
-    classification_losses,
-    evaluate_batch,
-    record_loss,
-    token_classification_losses,
-)
+from tensorguard.models.batch_losses import EvaluationSums, evaluate_batch, record_loss
+from tensorguard.models.losses import IGNORE_INDEX, causal_lm_losses, classification_losses, token_classification_losses
 from tensorguard.models.tasks import task_named
 
 

@@ -8,7 +8,8 @@ from torch.nn import functional
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from tensorguard.models import output_head
-from tensorguard.models.losses import IGNORE_INDEX, causal_lm_losses, evaluate_batch
+from tensorguard.models.batch_losses import evaluate_batch
+from tensorguard.models.losses import IGNORE_INDEX, causal_lm_losses
 from tensorguard.models.output_head import OutputHead, find_output_head
 from tensorguard.models.tasks.causal_lm import CausalLM
 

@@ -14,8 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tensorguard.models import quantized
 from tensorguard.models.adapter import adapter_config, adapter_state
+from tensorguard.models.batch_losses import record_loss
 from tensorguard.models.load import prepare_base
-from tensorguard.models.losses import record_loss
 from tensorguard.models.output_head import find_output_head
 from tensorguard.models.quantized import BLOCK, NF4_LEVELS, QuantizedLinear, quantize
 from tensorguard.models.self_test import SelfTestError

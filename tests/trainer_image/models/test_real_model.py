@@ -5,10 +5,10 @@ import torch
 
 from tensorguard.data.rows import TokenRows
 from tensorguard.models.adapter import adapter_config, adapter_state
+from tensorguard.models.batch_losses import evaluate_batch, record_loss
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import load_model
 from tensorguard.models.lora import attach_lora, trainable_parameters
-from tensorguard.models.losses import evaluate_batch, record_loss
 from tensorguard.models.self_test import dummy_batches, self_test
 from tensorguard.models.source import resolve_model
 from tensorguard.models.tasks import task_named

@@ -6,8 +6,9 @@ The last tests remove one protection each, and the bits change: so the first tes
 import pytest
 import torch
 
+from tensorguard.models.batch_losses import forward_logits, record_loss
 from tensorguard.models.load import checkpoint_activations
-from tensorguard.models.losses import IGNORE_INDEX, forward_logits, record_loss
+from tensorguard.models.losses import IGNORE_INDEX
 from tensorguard.models.tasks import task_named
 
 KINDS = ("bert", "bert-tags", "llama", "gpt2", "vit")

@@ -6,9 +6,10 @@ from torch import nn
 from transformers import OPTConfig, OPTForCausalLM, XLNetConfig, XLNetForSequenceClassification
 
 from tensorguard.data.rows import TokenRows
+from tensorguard.models.batch_losses import forward_logits, record_loss
 from tensorguard.models.load import prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
-from tensorguard.models.losses import classification_losses, forward_logits, record_loss
+from tensorguard.models.losses import classification_losses
 from tensorguard.models.self_test import SelfTestError, dummy_batches, self_test
 from tensorguard.models.tasks import task_named
 from tensorguard.privacy.clipping import GridClipper

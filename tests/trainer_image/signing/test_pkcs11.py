@@ -17,7 +17,8 @@ from e2e.platform.fixtures.soft_hsm import SoftHSM, find_module
 from e2e.platform.trainer.signed_files import DIGESTS, FILES, STATEMENT
 from tensafe_api.reasons import Reason
 from tensorguard.signing import signer
-from tensorguard.signing.keys import KeyUnavailable, KeyUnusable, key_location, read_signing_key
+from tensorguard.signing.base import KeyUnavailable, KeyUnusable
+from tensorguard.signing.keys import key_location, read_signing_key
 from tensorguard.signing.signer import (
     SIGNATURE,
     SignatureInvalid,

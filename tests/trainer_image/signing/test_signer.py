@@ -19,7 +19,8 @@ from e2e.platform.trainer.signed_files import DIGESTS, FILES, STATEMENT
 from tensafe_api.statement.attestation import PREDICATE_TYPE
 from tensafe_api.statement.contents import digest
 from tensorguard.signing import keys
-from tensorguard.signing.keys import KeyUnusable, read_public_key, read_signing_key
+from tensorguard.signing.base import KeyUnusable
+from tensorguard.signing.keys import read_public_key, read_signing_key
 from tensorguard.signing.signer import (
     ATTESTATION,
     SIGNATURE,

@@ -15,7 +15,8 @@ from e2e.platform.trainer.signed_files import DIGESTS, FILES, STATEMENT
 from tensafe_api.reasons import Reason
 from tensafe_api.statement.contents import canonical_json, digest
 from tensorguard.signing import signer
-from tensorguard.signing.keys import KeyUnavailable, KeyUnusable, key_location, read_signing_key
+from tensorguard.signing.base import KeyUnavailable, KeyUnusable
+from tensorguard.signing.keys import key_location, read_signing_key
 from tensorguard.signing.signer import (
     ATTESTATION,
     SIGNATURE,

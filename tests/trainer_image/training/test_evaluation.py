@@ -12,7 +12,7 @@ import torch
 from e2e.platform.trainer.entity_f1 import entity_f1
 from tensorguard.data.rows import TokenRows
 from tensorguard.data.shard import Shard, Target, records_table, units_table
-from tensorguard.models.losses import EvaluationSums
+from tensorguard.models.batch_losses import EvaluationSums
 from tensorguard.models.tasks import task_named
 from tensorguard.training.evaluation import (
     MAX_COUNTS,

@@ -29,7 +29,7 @@ from e2e.platform.trainer.pipeline import (
     squared_norm,
 )
 from tensafe_api.tasks import TASKS
-from tensorguard.models.losses import forward_logits
+from tensorguard.models.batch_losses import forward_logits
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.gradients import Batch
 

@@ -21,7 +21,8 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ENCRYPTED, MODEL_CARD, STATEMENT_FILE, STATEMENT_PAGE
 from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
 from tensorguard.checkpoint.trainer_state import TRAINER_STATE
-from tensorguard.signing.keys import IDENTITY, KeyUnusable
+from tensorguard.signing.base import KeyUnusable
+from tensorguard.signing.keys import IDENTITY
 
 READABLE = frozenset({ADAPTER_CONFIG, MODEL_CARD, STATEMENT_FILE, STATEMENT_PAGE, TRAINER_STATE})
 """The files that are stored as they are."""

@@ -63,7 +63,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def _decrypt(arguments: argparse.Namespace) -> int:
     from tensorguard.checkpoint.encryption import DecryptionFailed
     from tensorguard.checkpoint.store import CheckpointAbsent, CheckpointCorrupt, CheckpointError
-    from tensorguard.signing.keys import KeyUnusable
+    from tensorguard.signing.base import KeyUnusable
     from tensorguard.storage import without_a_job
 
     identity = identity_file(arguments)

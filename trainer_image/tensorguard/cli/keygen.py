@@ -52,6 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def _keygen(arguments: argparse.Namespace) -> int:
     from tensorguard.signing import keys
+    from tensorguard.signing.base import KeyUnusable
 
     directory: Path = arguments.directory
     files: dict[str, tuple[bytes, int]] = {}
@@ -70,7 +71,7 @@ def _keygen(arguments: argparse.Namespace) -> int:
         lines += [f"identity     {directory / keys.IDENTITY} (secret)", f"recipient    {recipient}"]
     try:
         keys.write_new(directory, files)
-    except keys.KeyUnusable as error:
+    except KeyUnusable as error:
         raise CommandError(f"tensafe keygen: {error}", FAILED) from error
     print("\n".join(lines))
     return SUCCEEDED

@@ -211,7 +211,8 @@ def _with_audit_log(job: TenSafeTrainingJob) -> TenSafeTrainingJob:
 
 def _key_location(text: str) -> str:
     """The type of --signing-key. argparse prints the message of its errors, and here not the argument."""
-    from tensorguard.signing.keys import KeyUnusable, key_location
+    from tensorguard.signing.base import KeyUnusable
+    from tensorguard.signing.keys import key_location
 
     try:
         return key_location(text)
@@ -220,7 +221,8 @@ def _key_location(text: str) -> str:
 
 
 def _key_of_environment() -> str | None:
-    from tensorguard.signing.keys import KeyUnusable, key_location
+    from tensorguard.signing.base import KeyUnusable
+    from tensorguard.signing.keys import key_location
 
     variable = os.environ.get(SIGNING_KEY_VARIABLE)
     try:

@@ -152,7 +152,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     from tensorguard.audit_log.line_files import AuditLogUnwritable
     from tensorguard.checkpoint.encryption import read_identities
     from tensorguard.checkpoint.store import CheckpointError
-    from tensorguard.signing.keys import KeyUnusable
+    from tensorguard.signing.base import KeyUnusable
     from tensorguard.storage import without_a_job
     from tensorguard.verification.audit_logs import verify_audit_log
     from tensorguard.verification.checkpoint import verify_checkpoint

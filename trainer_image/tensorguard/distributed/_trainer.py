@@ -49,7 +49,8 @@ from tensorguard.runners.local import driver
 from tensorguard.runners.local.data_preparation import InMemoryData
 from tensorguard.runners.local.private_folder import PrivateFolder
 from tensorguard.runners.preflight import RunRefused, with_absolute_paths
-from tensorguard.signing.keys import PKCS11_SCHEME, SIGNING_KEY_VARIABLE, SIGSTORE_SCHEME, identity_in_environment
+from tensorguard.signing.base import PKCS11_SCHEME, SIGSTORE_SCHEME
+from tensorguard.signing.keys import SIGNING_KEY_VARIABLE, identity_in_environment
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.private_metrics import PrivateMetricsReader
 from tensorguard.training.rollback_check import check_charged

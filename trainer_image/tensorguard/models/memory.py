@@ -23,10 +23,10 @@ from tensafe_api.resources.job import Spec
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.rows import TokenRows
 from tensorguard.models.allocations import Allocations, FollowsOnly, FusedAttention
+from tensorguard.models.batch_losses import forward_logits, record_loss
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import checkpoint_activations, load_without_weights
 from tensorguard.models.lora import adapter_parameters, attach_lora_of, trainable_parameters
-from tensorguard.models.losses import forward_logits, record_loss
 from tensorguard.models.output_head import OutputHead, frozen_output_layer, replaced
 from tensorguard.models.positions import check_length
 from tensorguard.models.quantized import QuantizedLinear

@@ -21,8 +21,9 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from tensorguard.models.batch_losses import forward_logits
 from tensorguard.models.dropout import record_seeds
-from tensorguard.models.losses import forward_logits, token_weights
+from tensorguard.models.losses import token_weights
 from tensorguard.models.sharded_base import recover_from_failed_pass
 from tensorguard.models.tasks.base import Task
 from tensorguard.models.tasks.causal_lm import CausalLM
@@ -39,7 +40,7 @@ class OutputHead:
     layer: nn.Linear
 
     def losses(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Mean loss (nats) of each record over its own learned tokens: a `losses.LossFunction`.
+        """Mean loss (nats) of each record over its own learned tokens: a `batch_losses.LossFunction`.
 
         Returns fp32 [m] (fp64 for an fp64 model); exactly 0 for a record without a learned token.
         """

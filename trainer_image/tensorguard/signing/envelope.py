@@ -15,7 +15,7 @@ from securesystemslib.signer import SSlibKey
 
 from tensafe_api.statement.attestation import PAYLOAD_TYPE
 from tensafe_api.statement.contents import canonical_json
-from tensorguard.signing.keys import OpenKey
+from tensorguard.signing.base import OpenKey
 
 
 def sign_statement(key: OpenKey, statement: Mapping[str, Any]) -> bytes:

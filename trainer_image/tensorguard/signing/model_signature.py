@@ -33,7 +33,7 @@ from sigstore.models import Bundle
 
 from tensafe_api.statement.attestation import PAYLOAD_TYPE
 from tensafe_api.statement.contents import canonical_json
-from tensorguard.signing.keys import OpenKey, pem_of
+from tensorguard.signing.base import OpenKey, pem_of
 from tensorguard.signing.trust import TrustedIdentity
 
 _MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
-from tensorguard.signing.keys import CURVES, PKCS11_SCHEME, FixedKey, KeyUnavailable, KeyUnusable, OpenKey
+from tensorguard.signing.base import CURVES, PKCS11_SCHEME, FixedKey, KeyUnavailable, KeyUnusable, OpenKey
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey

@@ -17,15 +17,8 @@ from tensafe_api.reasons import Reason
 from tensafe_api.statement.attestation import PREDICATE_TYPE, STATEMENT_TYPE, build_attestation
 from tensafe_api.statement.contents import STATEMENT_FILE, digest
 from tensorguard.backoff import RETRY_SECONDS, retry_delays
-from tensorguard.signing.keys import (
-    FixedKey,
-    KeyUnavailable,
-    KeyUnusable,
-    SigningKey,
-    fingerprint_of,
-    parse_public_key,
-    pem_of,
-)
+from tensorguard.signing.base import FixedKey, KeyUnavailable, KeyUnusable, SigningKey, fingerprint_of, pem_of
+from tensorguard.signing.keys import parse_public_key
 from tensorguard.signing.trust import Trust, TrustedCertificates, TrustedIdentity, TrustedKey
 
 if TYPE_CHECKING:

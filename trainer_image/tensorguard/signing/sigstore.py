@@ -36,7 +36,7 @@ from sigstore.errors import Error as SigstoreError
 from sigstore.models import ClientTrustConfig
 from sigstore.sign import Signer, SigningContext
 
-from tensorguard.signing.keys import SIGSTORE_SCHEME, KeyUnavailable, KeyUnusable, OpenKey, SigningKey
+from tensorguard.signing.base import SIGSTORE_SCHEME, KeyUnavailable, KeyUnusable, OpenKey, SigningKey
 from tensorguard.signing.token_signer import TokenSigner
 from tensorguard.signing.trust import TrustedIdentity
 

@@ -20,7 +20,7 @@ from tensorguard.checkpoint.encryption import is_encrypted, read_decrypted
 from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS, STATEMENT_FILE
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.contract import Ledger, LedgerState, PublishedCheckpoint
-from tensorguard.signing.keys import SigningKey
+from tensorguard.signing.base import SigningKey
 from tensorguard.training.checkpointing import check_signed, checkpoint_name, latest_checkpoint
 from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.config import RUN_LOG, WorkerConfig, tracebacks_of

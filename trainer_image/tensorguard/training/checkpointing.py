@@ -28,7 +28,7 @@ from tensorguard.ledger.contract import Fenced, Ledger, LedgerState, PublishedCh
 from tensorguard.models.adapter import adapter_config, adapter_state, load_adapter_state
 from tensorguard.models.base_license import base_license
 from tensorguard.models.source import ModelSource
-from tensorguard.signing.keys import SigningKey
+from tensorguard.signing.base import SigningKey
 from tensorguard.signing.signer import (
     SIGNATURE_FILES,
     SignatureInvalid,

@@ -19,7 +19,7 @@ from tensorguard.aggregation.protocol import SecureAggregator
 from tensorguard.data.batches import evaluation_batches
 from tensorguard.data.rows import Rows
 from tensorguard.data.shard import Shard
-from tensorguard.models.losses import EvaluationSums, evaluate_batch
+from tensorguard.models.batch_losses import EvaluationSums, evaluate_batch
 from tensorguard.models.output_head import OutputHead
 from tensorguard.models.tasks import Task
 from tensorguard.training.unit_gradients import model_inputs

@@ -28,10 +28,10 @@ from tensorguard.data.recipe import Recipe
 from tensorguard.data.rows import PixelRows, Rows, TokenRows
 from tensorguard.data.shard import Shard
 from tensorguard.models.adapter import load_adapter_state
+from tensorguard.models.batch_losses import record_loss
 from tensorguard.models.bit_equality import find_bit_equal_shape
 from tensorguard.models.deferred_model import DeferredModel
 from tensorguard.models.lora import trainable_parameters
-from tensorguard.models.losses import record_loss
 from tensorguard.models.output_head import OutputHead, find_output_head
 from tensorguard.models.positions import check_length
 from tensorguard.models.self_test import SelfTest, dummy_batches, self_test

@@ -35,7 +35,8 @@ from tensorguard.ledger.contract import Ledger
 from tensorguard.models.adapter import load_adapter_state
 from tensorguard.models.bit_equality import use_deterministic_kernels
 from tensorguard.models.tasks import task_of
-from tensorguard.signing.keys import SigningKey, read_signing_key
+from tensorguard.signing.base import SigningKey
+from tensorguard.signing.keys import read_signing_key
 from tensorguard.training.acquisition import NOT_RANK_0, Acquisition, acquire_ledger
 from tensorguard.training.audit_trail import AuditTrail
 from tensorguard.training.budget_gate import BudgetGate, Verdict

@@ -16,7 +16,7 @@ from tensorguard.data.raw_table import Rows, Wanted, raw_table
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import IGNORE_INDEX, Target
 from tensorguard.data.unusable import Unusable
-from tensorguard.models.losses import EvaluationSums
+from tensorguard.models.batch_losses import EvaluationSums
 from tensorguard.models.tasks import task_named
 from tensorguard.models.tasks.token_classification import entities, first_token_labels, iob2_tags
 

@@ -16,7 +16,8 @@ from tensorguard.checkpoint.encryption import (
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.runners.preflight import RunRefused
-from tensorguard.signing.keys import IDENTITY_VARIABLE, KeyUnusable, identity_in_environment
+from tensorguard.signing.base import KeyUnusable
+from tensorguard.signing.keys import IDENTITY_VARIABLE, identity_in_environment
 from tensorguard.storage import name_in
 
 _FIELD = "spec.checkpoint.encryption"

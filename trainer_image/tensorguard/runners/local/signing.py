@@ -7,7 +7,8 @@ from pathlib import Path
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.runners.preflight import RunRefused
-from tensorguard.signing.keys import KeyUnusable, read_signing_key
+from tensorguard.signing.base import KeyUnusable
+from tensorguard.signing.keys import read_signing_key
 
 _PASS = "pass --signing-key KEY, or set TENSAFE_SIGNING_KEY"
 
