@@ -1,4 +1,4 @@
-"""Text from a stranger, made fit for a terminal or a page.
+"""Sanitises untrusted text for a terminal or a page.
 
 In: any value. Out: text on one line. A terminal obeys control characters, an end of a line could imitate another line,
 and HTML has no place for some code points.

@@ -266,7 +266,7 @@ def evaluation_result(step: int, loss: float, metrics: Mapping[str, float | None
 def conditions_of(phase: Phase, reason: str, message: str, time: float) -> tuple[Condition, ...]:
     """The conditions that follow from the phase alone, all with the same reason and message.
 
-    The local runner reports these. The operator reports more (`tensafe_operator.plan.conditions.RULES`).
+    The local runner reports these. The operator reports more (`tensafe_operator.decision.conditions.RULES`).
 
     Args:
         time: seconds since the epoch; the transition time of each condition.

@@ -207,8 +207,8 @@ def _belongs_to(job: Object, ray_job: Object) -> bool:
 def _blocker(seen: Seen) -> Diagnosis | None:
     """What keeps the pods from running, by the operator's rules, in what the caller can read."""
     # These rules import dp-accounting, which takes a second. The other verbs need neither.
-    from tensafe_operator.plan.diagnosis import find_blocker
-    from tensafe_operator.plan.observed import ClusterWarning, Observed
+    from tensafe_operator.decision.diagnosis import find_blocker
+    from tensafe_operator.decision.observation import ClusterWarning, Observed
 
     warnings = (
         ClusterWarning(
@@ -218,7 +218,7 @@ def _blocker(seen: Seen) -> Diagnosis | None:
             cut(str(event.get("message") or "")),
             parse_time(event_time(event)),
         )
-        for event in _of_others(seen)
+        for event in _events_of_children(seen)
     )
     ray_jobs = () if seen.ray_job is None else (seen.ray_job,)
     found = find_blocker(Observed(seen.job, None, ray_jobs, tuple(seen.pods or ()), tuple(warnings)))
@@ -229,7 +229,7 @@ def _blocker(seen: Seen) -> Diagnosis | None:
     return Diagnosis(found.reason.value, f"{found.reason.sentence} {found.what}", fix, by_operator=False)
 
 
-def _of_others(seen: Seen) -> list[Object]:
+def _events_of_children(seen: Seen) -> list[Object]:
     """The Events of pods, RayJobs and RayClusters. Those of the job itself repeat its status, or an earlier one."""
     return [event for event in seen.warnings or () if part(event, "involvedObject.kind") != KIND]
 
@@ -238,27 +238,27 @@ def _evidence(seen: Seen, now: float) -> Iterator[str]:
     job = seen.job
     if (part(job, "status.observedGeneration") or 0) < (part(job, "metadata.generation") or 0) and "status" in job:
         yield "The operator has not seen the last change of the spec yet."
-    yield from _of_attempts(job)
-    yield from _of_workload(seen.workload)
-    yield from _of_ray_job(job, seen.ray_job)
+    yield from _attempt_lines(job)
+    yield from _workload_lines(seen.workload)
+    yield from _ray_job_lines(job, seen.ray_job)
     if screen.phase_of(job) in (Phase.SUCCEEDED, Phase.BUDGET_EXHAUSTED):
         return  # what its pods waited for is over
     for pod in seen.pods or ():
-        yield from _of_pod(pod)
+        yield from _pod_lines(pod)
     if screen.phase_of(job) == Phase.RUNNING:
         stepped = parse_time(part(job, "status.progress.lastUpdateTime"))
         if stepped is None:
             yield "The first steps are charged, and not over yet."
         elif now - stepped > _QUIET_SECONDS:
             yield f"The last step was done {(now - stepped) / 60:.0f} minutes ago."
-    for event in _of_others(seen)[-_WARNINGS:]:
+    for event in _events_of_children(seen)[-_WARNINGS:]:
         about = event.get("involvedObject") or {}
         texts = (event.get("reason"), about.get("kind"), about.get("name"), event.get("message"))
         reason, kind, name, message = (cut(str(each)) for each in texts)
         yield f"Event {reason} of {kind} {name}: {message}"
 
 
-def _of_attempts(job: Object) -> Iterator[str]:
+def _attempt_lines(job: Object) -> Iterator[str]:
     attempts = part(job, "status.attempts") or ()
     for attempt in attempts:
         if attempt.get("endTime") and attempt.get("reason") not in (Reason.COMPLETED, Reason.INTERRUPTED):
@@ -271,7 +271,7 @@ def _of_attempts(job: Object) -> Iterator[str]:
             yield f"Attempt {attempt['number']}: pod {failed['pod']} has failed: {failed['reason']}{code}{message}"
 
 
-def _of_workload(workload: Object | None) -> Iterator[str]:
+def _workload_lines(workload: Object | None) -> Iterator[str]:
     """What Kueue says of a job that it has not admitted."""
     for condition in part(workload, "status.conditions") or ():
         kind, holds = condition.get("type"), condition.get("status")
@@ -280,7 +280,7 @@ def _of_workload(workload: Object | None) -> Iterator[str]:
             yield f"Workload {name}, {kind}={holds}: {condition.get('reason')}: {condition.get('message')}"
 
 
-def _of_ray_job(job: Object, ray_job: Object | None) -> Iterator[str]:
+def _ray_job_lines(job: Object, ray_job: Object | None) -> Iterator[str]:
     """How KubeRay reports the attempt. Its message may quote records of the driver's log, so it is not repeated."""
     status = part(ray_job, "status") or {}
     if ray_job is not None and _belongs_to(job, ray_job) and status.get("jobDeploymentStatus"):
@@ -288,7 +288,7 @@ def _of_ray_job(job: Object, ray_job: Object | None) -> Iterator[str]:
         yield f"RayJob {ray_job['metadata']['name']}: {', '.join(words)}"
 
 
-def _of_pod(pod: Object) -> Iterator[str]:
+def _pod_lines(pod: Object) -> Iterator[str]:
     """What a pod waits for, or how its containers ended."""
     name, status = f"Pod {pod['metadata']['name']}", pod.get("status") or {}
     if deletion := pod["metadata"].get("deletionTimestamp"):

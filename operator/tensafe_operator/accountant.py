@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tensafe_operator import names
-from tensafe_operator.plan.figures import Epsilon, Figure
+from tensafe_operator.decision.figures import Epsilon, Figure
 from tensafe_operator.runtime.objects import Key
 
 log = logging.getLogger(__name__)

@@ -19,10 +19,10 @@ from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.status import Status
 from tensafe_operator import names
 from tensafe_operator.children import Manifest, matches
+from tensafe_operator.decision.observation import Action, ClusterWarning, Create, Delete
+from tensafe_operator.decision.transitions import Transition, transitions_between
 from tensafe_operator.event_recorder import record_events
 from tensafe_operator.kinds import CORRECTED_KINDS, SHARED_KINDS
-from tensafe_operator.plan.observed import Action, ClusterWarning, Create, Delete
-from tensafe_operator.plan.transitions import Transition, transitions_between
 from tensafe_operator.runtime.api_client import ApiClient
 from tensafe_operator.runtime.api_errors import CONFLICT, FORBIDDEN, NOT_FOUND, AlreadyExists, ApiError, ApiUnavailable
 

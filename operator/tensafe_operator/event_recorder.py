@@ -16,7 +16,7 @@ from tensafe_api.resources.job import API_VERSION, KIND
 from tensafe_api.resources.status import Status
 from tensafe_api.timestamps import format_time
 from tensafe_operator import names
-from tensafe_operator.plan.transitions import Transition
+from tensafe_operator.decision.transitions import Transition
 from tensafe_operator.runtime.api_client import ApiClient
 from tensafe_operator.runtime.api_errors import CONFLICT, ApiError, ApiUnavailable
 

@@ -64,7 +64,7 @@ class JobMetrics(Collector):
 
     def collect(self) -> Iterator[_Family]:
         """Every series that has a value now."""
-        of_job = {series: _of_job(series) for series in JOB_SERIES if series.each_job and self._per_job}
+        of_job = {series: _job_family(series) for series in JOB_SERIES if series.each_job and self._per_job}
         over_jobs: dict[JobSeries, dict[tuple[str, ...], float]] = {
             series: {} for series in JOB_SERIES if series.over_jobs is not None
         }
@@ -83,11 +83,11 @@ class JobMetrics(Collector):
             yield family
 
     def _families(self) -> list[_Family]:
-        of_job = [_of_job(series) for series in JOB_SERIES if series.each_job and self._per_job]
+        of_job = [_job_family(series) for series in JOB_SERIES if series.each_job and self._per_job]
         return of_job + [_over_jobs(series) for series in JOB_SERIES if series.over_jobs is not None]
 
 
-def _of_job(series: JobSeries) -> _Family:
+def _job_family(series: JobSeries) -> _Family:
     kind = CounterMetricFamily if series.counter else GaugeMetricFamily
     return kind(f"{METRICS_PREFIX}_job_{series.name}", series.help, labels=(*_JOB, *series.labels))
 

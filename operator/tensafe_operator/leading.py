@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection
 
 from tensafe_operator import names
 from tensafe_operator.accountant import Accountant
+from tensafe_operator.decision.observation import ClusterWarning
 from tensafe_operator.gate import Gate
 from tensafe_operator.job_metrics import JobMetrics
 from tensafe_operator.kinds import KINDS
 from tensafe_operator.observe import observe_cached, parse_warning
-from tensafe_operator.plan.observed import ClusterWarning
 from tensafe_operator.reconcile import Reconciler
 from tensafe_operator.runtime.api_client import ApiClient
 from tensafe_operator.runtime.api_errors import FORBIDDEN, ApiError, ApiUnavailable

@@ -15,8 +15,8 @@ from tensafe_api.resources.profile import PROFILE_KIND
 from tensafe_api.timestamps import parse_time
 from tensafe_operator import names
 from tensafe_operator.children import Manifest
+from tensafe_operator.decision.observation import ClusterWarning, Object, Observed
 from tensafe_operator.kinds import CORRECTED_KINDS, ray_cluster_of, trim
-from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
 from tensafe_operator.runtime.api_client import ApiClient
 from tensafe_operator.runtime.api_errors import FORBIDDEN, ApiError, UnknownKind
 from tensafe_operator.runtime.cache import Cache

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
+from tensafe_operator.decision.observation import Action, Create
 from tensafe_operator.kinds import CORRECTED_KINDS, SHARED_KINDS
-from tensafe_operator.plan.observed import Action, Create
 
 PAUSE_SECONDS = 60.0
 

@@ -24,12 +24,12 @@ from tensafe_api.resources.status import Status
 from tensafe_operator.accountant import Accountant
 from tensafe_operator.apply import Refused, apply, write_status
 from tensafe_operator.children import Manifest
+from tensafe_operator.decision import decide
+from tensafe_operator.decision.blockers import Blocker
+from tensafe_operator.decision.conditions import stalled_status
+from tensafe_operator.decision.diagnosis import status_of_refusal
+from tensafe_operator.decision.observation import Decision, Object, Observed
 from tensafe_operator.observe import observe
-from tensafe_operator.plan import decide
-from tensafe_operator.plan.blockers import Blocker
-from tensafe_operator.plan.conditions import stalled_status
-from tensafe_operator.plan.diagnosis import status_of_refusal
-from tensafe_operator.plan.observed import Decision, Object, Observed
 from tensafe_operator.recent_writes import RecentWrites
 from tensafe_operator.runtime.api_client import ApiClient
 from tensafe_operator.runtime.api_errors import ApiError, ApiUnavailable

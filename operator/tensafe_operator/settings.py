@@ -169,7 +169,7 @@ def _like(pattern: str, example: str, name: str, text: str) -> str:
     raise ConfigurationError(f"{name} is {text!r}: set it to a value such as {example}.")
 
 
-def _of_chart(model: type[BaseModel], value: str, name: str, text: str) -> BaseModel:
+def _parse_chart_value(model: type[BaseModel], value: str, name: str, text: str) -> BaseModel:
     """A setting that the chart writes as JSON, from one of its values."""
     try:
         return model.model_validate_json(text, by_alias=True, by_name=False)
@@ -189,8 +189,8 @@ _READERS: dict[str, Callable[[str, str], object]] = {
     "renew_seconds": _DURATION,
     "retry_seconds": _DURATION,
     "egress_cidrs": _networks,
-    "job_network": partial(_of_chart, JobNetwork, "jobs.networkPolicy"),
-    "job_tls": partial(_of_chart, JobTls, "jobs.tls"),
+    "job_network": partial(_parse_chart_value, JobNetwork, "jobs.networkPolicy"),
+    "job_tls": partial(_parse_chart_value, JobTls, "jobs.tls"),
     "fs_group": _group,
     "read_only_root": _flag,
     "pull_secrets": _secret_names,

@@ -25,8 +25,8 @@ from tensafe_api.resolve import ledger_spec
 from tensafe_api.resources.status import Status
 from tensafe_api.schema import crd
 from tensafe_operator.children import configuration
-from tensafe_operator.plan.admission import Admitted, admit, with_ledger_values
-from tensafe_operator.plan.parsing import parse_ledger_spec
+from tensafe_operator.decision.admission import Admitted, admit, with_ledger_values
+from tensafe_operator.decision.parsing import parse_ledger_spec
 
 DEFAULTS = Path(__file__).with_name("defaults.json")
 FIXED_BY_THE_LEDGER = {

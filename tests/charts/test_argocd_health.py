@@ -13,7 +13,7 @@ from e2e.platform.fixtures.argocd import ACTIONS, CONFIG_MAP, argocd, config_map
 from e2e.platform.fixtures.manifests import MINIMAL, changed
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Status
-from tensafe_operator.plan.conditions import JobState, set_conditions
+from tensafe_operator.decision.conditions import JobState, set_conditions
 
 pytestmark = pytest.mark.cluster
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "extending.md"
 REASONS = "crds/tensafe_api/reasons.py"
-CONDITIONS = "operator/tensafe_operator/plan/conditions.py"
+CONDITIONS = "operator/tensafe_operator/decision/conditions.py"
 PLACES = {
     REASONS: (r"\n\n\nclass EventReason\(", r"\n\n    @property\n    def phase\(self\)"),
     CONDITIONS: (r"\n\n\nRULES: ", r"\n\}\n\n\ndef set_conditions\("),
@@ -81,7 +81,7 @@ def test_condition_of_the_page_is_reported(tree: Path) -> None:
 TEST = """
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import PrivacyStatus, Status
-from tensafe_operator.plan.conditions import JobState, set_conditions
+from tensafe_operator.decision.conditions import JobState, set_conditions
 
 """
 
@@ -113,7 +113,7 @@ def test_generated_files_receive_the_condition(tree: Path) -> None:
 def test_type_without_a_rule_fails_the_tests_of_conditions(tree: Path) -> None:
     path = tree / CONDITIONS
     path.write_text(path.read_text(encoding="utf-8").replace(blocks()[3] + "\n", ""), encoding="utf-8")
-    shutil.copytree(ROOT / "tests/operator/plan", tree / "tests/operator/plan")
-    done = run(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/operator/plan/test_conditions.py")
+    shutil.copytree(ROOT / "tests/operator/decision", tree / "tests/operator/decision")
+    done = run(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/operator/decision/test_conditions.py")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "test_every_condition_type_has_a_rule" in done.stdout

@@ -157,9 +157,7 @@ def test_network_head_and_unrelated_pod_get_no_secrets(
     check_masked(captured_streams, (addresses[0], addresses[1]), STEPS, TRAINED * 4)
     check_encrypted(captured_streams, address, set(addresses), PROBED)
     requests = [stream for each, stream in captured_streams.items() if each.target_port == 8265]
-    assert any(b"python -m tensorguard.cluster" in stream for stream in requests), (
-        "KubeRay's requests were not captured"
-    )
+    assert any(b"python -m tensorguard.driver" in stream for stream in requests), "KubeRay's requests were not captured"
     callers = {each.source for each in captured_streams if (each.target, each.target_port) == (address, 8265)}
     assert len(callers - {stranger, *addresses}) == 1, f"others than KubeRay call the head: {callers}"
 

@@ -51,7 +51,7 @@ def test_nothing_heavy_is_imported_until_an_epsilon_is_computed() -> None:
 
 def test_computing_an_epsilon_imports_neither_torch_nor_ray() -> None:
     program = (
-        "import sys, tensafe_kubectl.figures, tensafe_operator.plan.diagnosis\n"
+        "import sys, tensafe_kubectl.figures, tensafe_operator.decision.diagnosis\n"
         "print([name for name in ('torch', 'ray', 'kopf', 'transformers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tensafe_operator.accountant import Accountant
-from tensafe_operator.plan.figures import Epsilon
+from tensafe_operator.decision.figures import Epsilon
 from tensafe_operator.runtime.objects import Key
 
 JOB, OTHER = ("clinic", "triage"), ("clinic", "other")

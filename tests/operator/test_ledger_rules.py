@@ -10,7 +10,7 @@ import pytest
 
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fixtures.ledger_objects import SPEC, LedgerObject, Pod, charged_status, make_pod
-from tensafe_operator.plan.parsing import parse_ledger_status
+from tensafe_operator.decision.parsing import parse_ledger_status
 
 pytestmark = [pytest.mark.cluster, pytest.mark.smoke]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensafe_operator.plan.observed import Action, Create, Delete
+from tensafe_operator.decision.observation import Action, Create, Delete
 from tensafe_operator.recent_writes import PAUSE_SECONDS, RecentWrites
 
 

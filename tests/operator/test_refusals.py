@@ -15,10 +15,10 @@ from e2e.platform.fixtures.manifests import MINIMAL, changed
 from e2e.platform.fixtures.polling import wait_until
 from tensafe_api.reasons import Phase, Reason
 from tensafe_kubectl.hints import POD_FIELDS, find_hint
+from tensafe_operator.decision.conditions import JobState
+from tensafe_operator.decision.diagnosis import starting_state
+from tensafe_operator.decision.observation import ClusterWarning, Observed
 from tensafe_operator.job_network import JobNetwork
-from tensafe_operator.plan.conditions import JobState
-from tensafe_operator.plan.diagnosis import starting_state
-from tensafe_operator.plan.observed import ClusterWarning, Observed
 from tensafe_operator.runtime.api_errors import ApiUnavailable
 from tensafe_operator.settings import Settings
 

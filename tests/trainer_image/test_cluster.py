@@ -222,7 +222,7 @@ def test_terminating_head_prints_other_reasons(end: object, tmp_path: Path, reas
 
 def test_entrypoint_names_the_missing_file(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tensorguard.cluster"],
+        [sys.executable, "-m", "tensorguard.driver"],
         env={**os.environ, ROOT_VARIABLE: str(tmp_path)},
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""Finds where a falling function of whole numbers reaches zero, with few evaluations."""
+"""Integer root finding (Anderson-Björck): where a falling function of whole numbers reaches zero."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The files go to `crds/`, for `kubectl apply -f crds/`, and to the chart:
 
-    python -m tensafe_api.schema.crd [--check] [DIR ...]
+    python -m tensafe_api.schema.crd [--check] [FOLDER]
 
 The files are never edited by hand; a test fails when one is stale. `schema` turns models into structural schemas, and
 `admission_policy` defines the policies.
@@ -11,7 +11,6 @@ The files are never edited by hand; a test fails when one is stale. `schema` tur
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,8 @@ from tensafe_api.resources.profile import PROFILE_KIND, TenSafeClusterProfile
 from tensafe_api.schema.admission_policy import GUARD_VERSION, KEEP_ANNOTATIONS, VERSION_ANNOTATION, admission_policies
 from tensafe_api.schema.structural import schema_of, with_patterns, without_defaults
 
-DIRECTORIES = (Path("crds"), Path("charts/tensafe/files/crds"))
+DIRECTORY = Path("crds")
+"""The chart has links to its files."""
 DEFINITION_KIND = "CustomResourceDefinition"
 _HEADER = "# Written by `python -m tensafe_api.schema.crd` from crds/tensafe_api; do not edit.\n"
 
@@ -190,20 +190,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tensafe_api.schema.crd", description="Write the CRDs from the models."
     )
-    parser.add_argument(
-        "directories", nargs="*", type=Path, help="directories of the files (default: crds, and the chart's)"
-    )
+    parser.add_argument("directory", nargs="?", type=Path, default=DIRECTORY, help="(default: %(default)s)")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is stale")
     options = parser.parse_args(arguments)
     stale = 0
-    for directory, (name, text) in itertools.product(options.directories or DIRECTORIES, generated_files().items()):
-        path = directory / name
+    for name, text in generated_files().items():
+        path = options.directory / name
         if not options.check:
             path.write_text(text, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != text:
-            print(
-                f"{path} is stale: write it again with `python -m tensafe_api.schema.crd {directory}`", file=sys.stderr
-            )
+            print(f"{path} is stale: run `python -m tensafe_api.schema.crd {options.directory}`", file=sys.stderr)
             stale = 1
     return stale
 

@@ -10,9 +10,9 @@ import torch
 from e2e.platform.trainer.thread_group import results_of
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensorguard.auditing.canaries import Scores
-from tensorguard.auditing.job_audit import temporary_config
-from tensorguard.auditing.ranks import SCORES, AuditSize, audit_without_records
+from tensorguard.canary_audit.canaries import Scores
+from tensorguard.canary_audit.job_audit import temporary_config
+from tensorguard.canary_audit.ranks import SCORES, AuditSize, audit_without_records
 
 MANIFEST = """
 apiVersion: tensafe.io/v1alpha1

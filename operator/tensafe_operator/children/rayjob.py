@@ -23,7 +23,7 @@ from tensafe_operator import names
 from tensafe_operator.children import Manifest, configuration, metadata, tls, volumes
 from tensafe_operator.settings import Settings
 
-ENTRYPOINT = "python -m tensorguard.cluster"
+ENTRYPOINT = "python -m tensorguard.driver"
 """A constant: parameters are passed in the ConfigMap."""
 JOB_PATH = "/etc/tensafe/job"
 KEY_PATH = "/etc/tensafe/key"

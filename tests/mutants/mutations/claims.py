@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutations.mutation import AGGREGATION_TESTS, API, OPERATOR, TRACKER_TESTS, TRAINER, TRAINING_TESTS, Edit, Mutation
 
-_FIGURES = "tests/operator/plan/test_figures.py"
+_FIGURES = "tests/operator/decision/test_figures.py"
 _OVERLAP = "tests/trainer_image/data/test_overlap.py"
 
 CLAIMS: tuple[Mutation, ...] = (
@@ -139,12 +139,12 @@ CLAIMS: tuple[Mutation, ...] = (
                 "first = charged // spacing * spacing",
             ),
         ),
-        ("tests/operator/plan/test_figures.py::test_shown_epsilon_is_never_below_that_of_the_charged_steps",),
+        ("tests/operator/decision/test_figures.py::test_shown_epsilon_is_never_below_that_of_the_charged_steps",),
     ),
     Mutation(
         "a job claims no more than its plan although it was charged beyond it",
         (Edit(OPERATOR + "plan/figures.py", "if charged > steps:", "if False:"),),
-        ("tests/operator/plan/test_figures.py::test_shown_epsilon_is_never_below_that_of_the_charged_steps",),
+        ("tests/operator/decision/test_figures.py::test_shown_epsilon_is_never_below_that_of_the_charged_steps",),
     ),
     Mutation(
         "new charges are shown with the old epsilon while the new one is computed",
@@ -176,12 +176,12 @@ CLAIMS: tuple[Mutation, ...] = (
     Mutation(
         "a job ends before its epsilon is known",
         (Edit(OPERATOR + "plan/__init__.py", "if not draft.has_all_figures:", "if False:"),),
-        ("tests/operator/plan/test_figures.py::test_job_ends_with_the_epsilon_of_exactly_its_charged_steps",),
+        ("tests/operator/decision/test_figures.py::test_job_ends_with_the_epsilon_of_exactly_its_charged_steps",),
     ),
     Mutation(
         "a ledger opened with RDP is counted with PLD",
         (Edit(API + "resolve.py", "            accountant=ledger.accountant,\n", '            accountant="PLD",\n'),),
-        ("tests/operator/plan/test_admission.py::test_ledger_opened_with_rdp_keeps_rdp",),
+        ("tests/operator/decision/test_admission.py::test_ledger_opened_with_rdp_keeps_rdp",),
     ),
     Mutation(
         "calibration returns a noise multiplier whose last digit is too small",

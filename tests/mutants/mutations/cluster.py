@@ -22,12 +22,12 @@ CLUSTER: tuple[Mutation, ...] = (
         "the Secret with the job key outlives a job that has ended",
         (
             Edit(
-                "operator/tensafe_operator/plan/cleanup.py",
+                "operator/tensafe_operator/decision/cleanup.py",
                 '        draft.actions.append(Delete("Secret", opened.key_secret_name))\n',
                 "",
             ),
         ),
-        ("tests/operator/plan/test_cleanup.py::test_key_is_deleted_once_when_the_job_has_ended",),
+        ("tests/operator/decision/test_cleanup.py::test_key_is_deleted_once_when_the_job_has_ended",),
     ),
     Mutation(
         "a pod with the labels of a worker chooses the image that a statement names",
@@ -38,12 +38,12 @@ CLUSTER: tuple[Mutation, ...] = (
                 "if False:",
             ),
         ),
-        ("tests/operator/plan/test_resolved.py::test_pod_that_does_not_hold_the_ledger_chooses_no_digest",),
+        ("tests/operator/decision/test_resolved_names.py::test_pod_that_does_not_hold_the_ledger_chooses_no_digest",),
     ),
     Mutation(
         "the Secret of an attempt outlives the attempt",
         (Edit(OPERATOR + "plan/retry.py", "        draft.delete_tls_secret(ray_job)\n", ""),),
-        ("tests/operator/plan/test_cleanup.py::test_secret_of_an_attempt_is_deleted_when_the_attempt_has_ended",),
+        ("tests/operator/decision/test_cleanup.py::test_secret_of_an_attempt_is_deleted_when_the_attempt_has_ended",),
     ),
     Mutation(
         "Ray's processes can issue certificates",
@@ -96,10 +96,12 @@ CLUSTER: tuple[Mutation, ...] = (
         "a NetworkPolicy that was opened while a job trains stays open",
         (
             Edit(
-                "operator/tensafe_operator/plan/starting.py", "any(matches(each, wanted) for each", "any(True for each"
+                "operator/tensafe_operator/decision/starting.py",
+                "any(matches(each, wanted) for each",
+                "any(True for each",
             ),
         ),
-        ("tests/operator/plan/test_starting.py::test_new_setting_of_the_networks_reaches_a_running_attempt",),
+        ("tests/operator/decision/test_starting.py::test_new_setting_of_the_networks_reaches_a_running_attempt",),
     ),
     Mutation(
         "older policies and CRDs count as those of this release",
@@ -159,30 +161,30 @@ CLUSTER: tuple[Mutation, ...] = (
         "the status has what a container wrote before it ended",
         (
             Edit(
-                "operator/tensafe_operator/plan/failed_pods.py",
+                "operator/tensafe_operator/decision/failed_pods.py",
                 '_bounded(ended.get("message")) if _never_started(ended) else ""',
                 '_bounded(ended.get("message"))',
             ),
         ),
         (
-            "tests/operator/plan/test_failed_pods.py::test_text_of_a_container_that_ran_is_not_copied",
-            "tests/operator/plan/test_failed_pods.py::test_cause_is_what_the_kubelet_or_the_scheduler_reports",
+            "tests/operator/decision/test_failed_pods.py::test_text_of_a_container_that_ran_is_not_copied",
+            "tests/operator/decision/test_failed_pods.py::test_cause_is_what_the_kubelet_or_the_scheduler_reports",
         ),
     ),
     Mutation(
         "the status has what a hook of a container wrote",
-        (Edit("operator/tensafe_operator/plan/diagnosis.py", " and reason != _HOOK_FAILED", ""),),
-        ("tests/operator/plan/test_diagnosis.py::test_output_of_a_hook_is_not_copied",),
+        (Edit("operator/tensafe_operator/decision/diagnosis.py", " and reason != _HOOK_FAILED", ""),),
+        ("tests/operator/decision/test_diagnosis.py::test_output_of_a_hook_is_not_copied",),
     ),
     Mutation(
         "the operator deletes any Secret that a ledger names as its key",
         (
             Edit(
-                "operator/tensafe_operator/plan/cleanup.py",
+                "operator/tensafe_operator/decision/cleanup.py",
                 'if opened.key_secret_name.startswith(names.key_prefix(metadata["name"], metadata["uid"])):',
                 "if opened.key_secret_name:",
             ),
         ),
-        ("tests/operator/plan/test_cleanup.py::test_no_secret_is_deleted_that_the_operator_did_not_name",),
+        ("tests/operator/decision/test_cleanup.py::test_no_secret_is_deleted_that_the_operator_did_not_name",),
     ),
 )

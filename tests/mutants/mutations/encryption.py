@@ -225,6 +225,6 @@ ENCRYPTION: tuple[Mutation, ...] = (
                 "[],\n",
             ),
         ),
-        ("tests/operator/plan/test_admission.py::test_signing_key_that_the_job_gives_to_every_worker_is_rejected",),
+        ("tests/operator/decision/test_admission.py::test_signing_key_that_the_job_gives_to_every_worker_is_rejected",),
     ),
 )

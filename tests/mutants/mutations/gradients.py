@@ -16,7 +16,7 @@ _BIT_EQUALITY = TRAINER + "models/bit_equality.py"
 _SELF_TEST = TRAINER + "models/self_test.py"
 _MATRIX_LIBRARY = TRAINER + "models/matrix_library.py"
 _OPENMP = TRAINER + "models/openmp.py"
-_VECTOR_TAILS = TRAINER + "models/vector_tails.py"
+_VECTOR_TAILS = TRAINER + "models/simd_remainder.py"
 
 GRADIENTS: tuple[Mutation, ...] = (
     Mutation(
@@ -108,33 +108,33 @@ GRADIENTS: tuple[Mutation, ...] = (
         ),
         (
             MODEL_TESTS
-            + "test_vector_tails.py::test_self_test_names_the_operation_and_does_not_call_the_shape_bit_equal",
+            + "test_simd_remainder.py::test_self_test_names_the_operation_and_does_not_call_the_shape_bit_equal",
         ),
     ),
     Mutation(
         "the parts of the threads may leave the end of a vector loop",
         (Edit(_VECTOR_TAILS, "for count in {1, parts}", "for count in {1}"),),
-        (MODEL_TESTS + "test_vector_tails.py::test_equal_numbers_give_equal_results_in_even_shapes_alone",),
+        (MODEL_TESTS + "test_simd_remainder.py::test_equal_numbers_give_equal_results_in_even_shapes_alone",),
     ),
     Mutation(
         "vector loops are taken to be shorter than they are",
         (Edit(_VECTOR_TAILS, "STEP_BYTES = 128", "STEP_BYTES = 16"),),
-        (MODEL_TESTS + "test_vector_tails.py::test_equal_numbers_give_equal_results_in_even_shapes_alone",),
+        (MODEL_TESTS + "test_simd_remainder.py::test_equal_numbers_give_equal_results_in_even_shapes_alone",),
     ),
     Mutation(
         "the gradient of GELU is taken to be split among threads as GELU is",
         (Edit(_VECTOR_TAILS, 'name in ("aten::gelu", "aten::gelu_")', 'name.startswith("aten::gelu")'),),
-        (MODEL_TESTS + "test_vector_tails.py::test_equal_numbers_give_equal_results_in_even_shapes_alone",),
+        (MODEL_TESTS + "test_simd_remainder.py::test_equal_numbers_give_equal_results_in_even_shapes_alone",),
     ),
     Mutation(
         "products of complex numbers count as exact",
         (Edit(_VECTOR_TAILS, "    if of_complex:", "    if False:"),),
-        (MODEL_TESTS + "test_vector_tails.py::test_products_of_complex_numbers_may_round",),
+        (MODEL_TESTS + "test_simd_remainder.py::test_products_of_complex_numbers_may_round",),
     ),
     Mutation(
         "the reciprocal root of a 16-bit number counts as exact",
         (Edit(_VECTOR_TAILS, "bool(args[0].dtype == torch.float32)", "True"),),
-        (MODEL_TESTS + "test_vector_tails.py::test_reciprocal_root_is_exact_in_fp32_alone",),
+        (MODEL_TESTS + "test_simd_remainder.py::test_reciprocal_root_is_exact_in_fp32_alone",),
     ),
     Mutation(
         "the self-test forgets an uneven operation of another length",

@@ -339,7 +339,7 @@ SIGNING: tuple[Mutation, ...] = (
                 "signer=None",
             ),
         ),
-        ("tests/operator/plan/test_privacy_status.py::test_status_says_which_checkpoints_are_signed",),
+        ("tests/operator/decision/test_privacy_status.py::test_status_says_which_checkpoints_are_signed",),
     ),
     Mutation(
         "every worker mounts the signing key",
@@ -380,7 +380,7 @@ SIGNING: tuple[Mutation, ...] = (
                 "if problem := local:",
             ),
         ),
-        ("tests/operator/plan/test_admission.py::test_signing_key_that_the_job_gives_to_every_worker_is_rejected",),
+        ("tests/operator/decision/test_admission.py::test_signing_key_that_the_job_gives_to_every_worker_is_rejected",),
     ),
     Mutation(
         "kubectl tensafe shows a claim that does not follow from the mechanism as checked",

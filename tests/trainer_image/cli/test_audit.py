@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from e2e.platform.trainer.audits import MANIFEST, scores_on_threads
-from tensorguard.auditing import job_audit
+from tensorguard.canary_audit import job_audit
 from tensorguard.cli.main import main
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.runners.preflight import RunRefused

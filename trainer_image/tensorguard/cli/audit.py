@@ -1,7 +1,7 @@
 """`tensafe audit`: attacks the privacy claim of a job with canaries, and compares what the attack finds with the claim.
 
 In: a manifest. Out: the lower bounds of ε beside the ε that the ledger accounts, as text or JSON, and on request a
-picture. `tensorguard.auditing` runs the audit; this module serves the user at a terminal.
+picture. `tensorguard.canary_audit` runs the audit; this module serves the user at a terminal.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tensorguard.cli.standard_output import only_results_on_stdout
 from tensorguard.cli.wording import steps_text
 
 if TYPE_CHECKING:
-    from tensorguard.auditing.canaries import Scores
-    from tensorguard.auditing.job_audit import Audit, AuditResult
+    from tensorguard.canary_audit.canaries import Scores
+    from tensorguard.canary_audit.job_audit import Audit, AuditResult
     from tensorguard.cli.job_loading import LoadedJob
 
 _EPILOG = """\
@@ -108,9 +108,9 @@ def _audit(arguments: argparse.Namespace) -> int:
     loaded = load_job(arguments.manifest, arguments.overrides)
     _check(arguments, loaded)
     with only_results_on_stdout():
-        from tensorguard.auditing.job_audit import Audit, AuditFailed
-        from tensorguard.auditing.lower_bound import GuessPlan
-        from tensorguard.auditing.ranks import AuditSize
+        from tensorguard.canary_audit.job_audit import Audit, AuditFailed
+        from tensorguard.canary_audit.lower_bound import GuessPlan
+        from tensorguard.canary_audit.ranks import AuditSize
         from tensorguard.runners.preflight import RunRefused
         from tensorguard.training.collective_errors import describe_error
 
@@ -176,7 +176,7 @@ def _check(arguments: argparse.Namespace, loaded: LoadedJob) -> None:
 
 
 def _scores(arguments: argparse.Namespace, loaded: LoadedJob, audit: Audit) -> Scores:
-    from tensorguard.auditing.job_audit import scores_with_records, scores_without_records
+    from tensorguard.canary_audit.job_audit import scores_with_records, scores_without_records
 
     if not arguments.with_data:
         return scores_without_records(loaded.completed, loaded.plan, audit.size)

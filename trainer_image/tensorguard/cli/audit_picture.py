@@ -12,7 +12,7 @@ from tensorguard.cli.pictures import FAINT, INK, LIMIT, PRIVACY, QUALITY, new_fi
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from tensorguard.auditing.job_audit import AuditResult
+    from tensorguard.canary_audit.job_audit import AuditResult
 
 _BINS = 60
 

@@ -6,13 +6,13 @@ refusal.
 The sensitivity on which ε rests needs every bit. A unit that joins a step shifts the slots of the units after it. If a
 slot changed gradients by rounding alone, the sum would change by more than one clip norm. How much more depends on
 private records, and no measurement on dummy input bounds it. But which kernel runs, and in which order it adds, depends
-only on shapes, and dummy input shows that. Shapes must be public for this: `unsupported` and `value_shapes` look for
+only on shapes, and dummy input shows that. Shapes must be public for this: `unsupported` and `dynamic_shapes` look for
 models in which they depend on values. So the run uses a shape in which all bits are equal, or it does not start. It
 tries fewer CPU threads, and then fewer records at once. One record at a time has one slot and no neighbours, so a
 deterministic kernel is always exact there.
 
 On a CPU, two such causes were measured that depend on shapes. torch computes the end of a tensor, or of a thread's part
-of it, by other instructions than its middle: `vector_tails` refuses such shapes, because few numbers show the
+of it, by other instructions than its middle: `simd_remainder` refuses such shapes, because few numbers show the
 difference. The matrix library uses another kernel if a thread's part is one row.
 
 Two other causes do not depend on shapes, and the self-test does not always find them. Intel's matrix library may choose

@@ -22,10 +22,10 @@ from tensafe_api.reasons import Reason
 from tensorguard.data.rows import Rows
 from tensorguard.data.shard import IGNORE_INDEX
 from tensorguard.models.dropout import record_seeds
+from tensorguard.models.dynamic_shapes import find_value_shape
 from tensorguard.models.load import seeded
+from tensorguard.models.simd_remainder import VectorTails
 from tensorguard.models.tasks.base import Task
-from tensorguard.models.value_shapes import find_value_shape
-from tensorguard.models.vector_tails import VectorTails
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.gradients import Batch, NotByRecordError, PerExampleGradients
 
@@ -50,7 +50,7 @@ class SelfTestError(RuntimeError):
 class SelfTest:
     """The measured errors: the largest relative error of a sum, and of a row when its slot or other records change.
 
-    `uneven` is an operation that may change a row with its slot for input that was not tried (`vector_tails`), or "".
+    `uneven` is an operation that may change a row with its slot for input that was not tried (`simd_remainder`), or "".
     `bit_equal`: no bit of any row changed, and none can. Only then is `neighbour_error` exactly 0.
     """
 

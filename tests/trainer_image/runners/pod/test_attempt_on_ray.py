@@ -72,7 +72,7 @@ class Pods:
     def drive(self) -> subprocess.Popen[str]:
         """Start the entrypoint in the head."""
         return subprocess.Popen(
-            [sys.executable, "-m", "tensorguard.cluster"],
+            [sys.executable, "-m", "tensorguard.driver"],
             env=self._nodes.environment | {ROOT_VARIABLE: str(self.head), "RAY_ADDRESS": self._nodes.address},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,4 +1,4 @@
-"""Runs one attempt of a job in a cluster, from the head pod. `python -m tensorguard.cluster` calls `run_attempt`.
+"""Runs one attempt of a job in a cluster, from the head pod. `python -m tensorguard.driver` calls `run_attempt`.
 
     read the mounted job ─► join the Ray that KubeRay has started ─► train in the worker pods ─► read how it ended
 

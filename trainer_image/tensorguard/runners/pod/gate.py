@@ -39,7 +39,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 PORT = 8265
-ENTRYPOINT = "python -m tensorguard.cluster"
+ENTRYPOINT = "python -m tensorguard.driver"
 """The entrypoint of all RayJobs of the operator."""
 _FIELDS = ("status", "message", "error_type", "entrypoint", "job_id", "submission_id", "start_time", "end_time")
 """What KubeRay reads of the state of a job."""
