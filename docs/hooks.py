@@ -1,4 +1,4 @@
-"""Hooks of the documentation site: a list of the decision pages, and links to files outside `docs/`.
+"""Hook of the documentation site: links to files outside `docs/`.
 
 Pages link to source files as the code host shows them (`../operator/...`). The site has no such files. A link becomes
 one to the repository where `TENSAFE_REPOSITORY` holds its address, and plain text elsewhere. A file that does not exist
@@ -17,17 +17,6 @@ ROOT = Path(__file__).resolve().parents[1]
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>[^)#:\s]+)(?P<anchor>#[^)\s]*)?\)")
 
 log = logging.getLogger("mkdocs.hooks.tensafe")
-
-
-def on_config(config: Any) -> Any:
-    """Add all decision pages to the navigation, oldest first."""
-    folder = Path(config.docs_dir) / "decisions"
-    pages = sorted(page.name for page in folder.glob("[0-9]*.md"))
-    for section in config.nav:
-        for entry in next(iter(section.values())):
-            if isinstance(entry, dict) and "Decisions" in entry:
-                entry["Decisions"] = ["decisions/index.md", *(f"decisions/{name}" for name in pages)]
-    return config
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
