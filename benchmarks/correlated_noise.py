@@ -8,7 +8,7 @@ unit joins at most every b-th step, and T steps cost as much as ⌈T/b⌉ Poisso
 Bands, learning rates and seeds come in. For each setting, the noise of the last iterate relative to one band goes out,
 with the accuracy on the dev split (E2E has none) and on the test split of each seed. `--minimise` chooses the
 coefficients a: for the last iterate of SGD with a linear decay (last), the mean of all iterates (mean), or the last one
-with Adam's momentum (momentum). Decision 0042 quotes the figures. One run of 81 steps takes three to four minutes on
+with Adam's momentum (momentum). One run of 81 steps takes three to four minutes on
 one core.
 
 With `--floor` the gradients are scaled before they are clipped and noised, and back afterwards ("scale then privatise",

@@ -165,21 +165,27 @@ def reasons() -> str:
     lines += [f"| `{phase}` | {'yes' if phase.final else ''} | {meaning} |" for phase, meaning in _documented(Phase)]
     lines += ["\n## Conditions\n", "| condition | meaning |", "|---|---|"]
     lines += [f"| `{condition}` | {meaning} |" for condition, meaning in _documented(ConditionType)]
-    lines += [
-        "\n## Reasons\n",
-        "Conditions, attempts and warning Events have one of these reasons. The exit code is that of the trainer's "
-        "driver; not every reason has one.\n",
-    ]
-    lines += ["| reason | meaning | fix | exit code | retried |", "|---|---|---|---|---|"]
-    for reason in sorted(Reason, key=str):
-        code = str(driver_exit_code(reason)) if driver_exit_code(reason) != 1 else ""
-        retried = ("no" if reason.permanent else "yes") if code else ""
-        lines.append(f"| `{reason}` | {reason.sentence} | {reason.fix} | {code} | {retried} |")
-    lines += ["\n## Fixes\n", "`status.blocker.fix` names one of these where the fix of the reason is too general.\n"]
-    lines += ["| fix | what to do |", "|---|---|", *(f"| `{fix}` | {fix.text} |" for fix in Fix)]
+    lines += ["\n## Reasons\n", "Conditions, attempts and warning Events have one of these reasons.\n"]
+    lines += ["### Reasons that need no action\n"]
+    lines += ["| reason | meaning |", "|---|---|"]
+    lines += [f"| `{reason}` | {reason.sentence} |" for reason in sorted(Reason, key=str) if not reason.fix]
+    lines += [part for reason in sorted(Reason, key=str) if reason.fix for part in _with_fix(reason)]
+    lines += ["\n## Fixes\n", "`status.blocker.fix` names one of these where the fix of the reason is too general."]
+    lines += [f"\n### `{fix}`\n\n{_wrapped(fix.text)}" for fix in Fix]
     lines += ["\n## Events\n", f"{' '.join((EventReason.__doc__ or '').split())}\n", "| event | meaning |", "|---|---|"]
     lines += [f"| `{event}` | {meaning} |" for event, meaning in _documented(EventReason)]
     return REASONS_PAGE + "\n".join(lines) + "\n"
+
+
+def _with_fix(reason: Reason) -> Iterator[str]:
+    """The section of a reason about which a user can do something."""
+    yield f"\n### `{reason}`\n\n{_wrapped(reason.sentence)}\n\n{_wrapped(f'**What to do:** {reason.fix}')}"
+    if (code := driver_exit_code(reason)) != 1:
+        yield f"\nExit code of the trainer's driver: {code}, {'not retried' if reason.permanent else 'retried'}."
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _documented(kind: type[Phase] | type[ConditionType]) -> Iterator[tuple[Any, str]]:

@@ -1,4 +1,7 @@
-"""Hooks of the documentation site: a list of the decision pages, and links to files outside `docs/`.
+"""Hooks of the documentation site: Mermaid, and links to files outside `docs/`.
+
+Pages with diagrams load Mermaid from the site itself, so that they need no network. `scripts/setup docs` installs it.
+The theme loads it from the internet where a page has none.
 
 Pages link to source files as the code host shows them (`../operator/...`). The site has no such files. A link becomes
 one to the repository where `TENSAFE_REPOSITORY` holds its address, and plain text elsewhere. A file that does not exist
@@ -13,21 +16,29 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mkdocs.structure.files import File
+from mkdocs.utils import get_relative_url
+
 ROOT = Path(__file__).resolve().parents[1]
+MERMAID = ROOT / ".venv" / "mermaid"
+SCRIPT = "assets/mermaid/mermaid.min.js"
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>[^)#:\s]+)(?P<anchor>#[^)\s]*)?\)")
 
 log = logging.getLogger("mkdocs.hooks.tensafe")
 
 
-def on_config(config: Any) -> Any:
-    """Add all decision pages to the navigation, oldest first."""
-    folder = Path(config.docs_dir) / "decisions"
-    pages = sorted(page.name for page in folder.glob("[0-9]*.md"))
-    for section in config.nav:
-        for entry in next(iter(section.values())):
-            if isinstance(entry, dict) and "Decisions" in entry:
-                entry["Decisions"] = ["decisions/index.md", *(f"decisions/{name}" for name in pages)]
-    return config
+def on_files(files: Any, *, config: Any) -> Any:
+    """Add Mermaid and its licence to the site."""
+    for path in MERMAID.glob("*"):
+        files.append(File.generated(config, f"assets/mermaid/{path.name}", abs_src_path=str(path)))
+    return files
+
+
+def on_post_page(output: str, *, page: Any, **_: Any) -> str:
+    """Load Mermaid where a page has a diagram. The theme uses it if it is there."""
+    if 'class="mermaid"' not in output or not (MERMAID / "mermaid.min.js").is_file():
+        return output
+    return output.replace("</body>", f'<script src="{get_relative_url(SCRIPT, page.url)}"></script></body>')
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:

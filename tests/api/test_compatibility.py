@@ -1,6 +1,6 @@
 """Releases that differ: a manifest and a status of one release, read by the one before it and the one after it.
 
-The rules are in docs/decisions/0054-releases-that-differ.md. No test here knows an earlier release; each makes one from
+The rules are in docs/versioning.md. No test here knows an earlier release; each makes one from
 this one, by taking a field away.
 """
 

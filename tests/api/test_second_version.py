@@ -1,4 +1,4 @@
-"""The path to v1beta1 (docs/decisions/0051), rehearsed on a real API server: a second version with the same schema, the
+"""The path to v1beta1 (docs/versioning.md), rehearsed on a real API server: a second version with the same schema, the
 change of the stored version, and the end of the first one. No job and no charge is lost, and every rule holds in both.
 """
 

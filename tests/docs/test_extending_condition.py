@@ -101,7 +101,7 @@ def test_generated_files_receive_the_condition(tree: Path) -> None:
     assert "- Recharged\n" in (tree / "crds/tensafe.io_tensafetrainingjobs.yaml").read_text(encoding="utf-8")
     reference = (tree / "docs/reference/conditions-and-reasons.md").read_text(encoding="utf-8")
     assert "| `Recharged` | Steps were charged a second time" in reference
-    assert "| `StepsRecharged` |" in reference
+    assert "### `StepsRecharged`\n" in reference
     page = PAGE.read_text(encoding="utf-8")
     for folder in ("crds", "charts", "docs/reference"):
         for path in (tree / folder).rglob("*.*"):

@@ -7,8 +7,7 @@ of libraries and every traceback go to a file in the run's folder.
 
 SIGTERM requests the workers to write a checkpoint and stop. The pod's preStop hook does the same, through the stop flag
 in the run's folder. After the hook, an interruption of the workers is not printed: only the pod ends, but KubeRay would
-take the sentence for the end of the job. KubeRay submits the same attempt again, which resumes from the checkpoint
-(decision 0015).
+take the sentence for the end of the job. KubeRay submits the same attempt again, which resumes from the checkpoint.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class Block(BaseModel):
 class StatusBlock(Block):
     """A mapping of the status: a block whose fields can be assigned. Assigned values are validated.
 
-    A newer release may have written more fields, which this one does not read (decision 0054).
+    A newer release may have written more fields, which this one does not read: it must run after a rollback.
     """
 
     model_config = ConfigDict(frozen=False, validate_assignment=True, extra="ignore")

@@ -24,7 +24,7 @@ def config_map(job: TenSafeTrainingJob, attempt: int, ledger: str, ledger_uid: s
 
     A ConfigMap cannot change once it exists, but the manifest may until the RayJob is created. So the name has a part
     of the digest of the content, and what does not matter to the workers (status and generation) is left out. So is
-    every default: an image of an older release lacks some of the fields (decision 0054).
+    every default: an image of an older release lacks some of the fields.
     """
     place = {
         "namespace": job.metadata.namespace,

@@ -297,8 +297,8 @@ def _check_container(container: Manifest) -> Manifest:
 
 
 def _container(name: str, cluster: Cluster, settings: Settings, size: dict[str, str]) -> Manifest:
-    """A container that runs Ray. CPUs are requested and not limited: a head with a CPU limit takes minutes to start
-    (decision 0013). Memory and GPUs are limited to the request.
+    """A container that runs Ray. CPUs are requested and not limited: a head with a CPU limit takes minutes to start.
+    Memory and GPUs are limited to the request.
     """
     limits = {resource: amount for resource, amount in size.items() if resource != "cpu"}
     return {

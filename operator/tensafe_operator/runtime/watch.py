@@ -1,7 +1,7 @@
 """Passes the events of kopf's watch streams to the cache and the work queue. Nothing is decided here.
 
 Of kopf's handlers only `on.event` is used. It writes nothing (no finalizer, no annotation), and every cause leads to
-the same reconcile. docs/decisions/0018-what-of-kopf-is-used.md gives the reasons.
+the same reconcile. docs/decisions/0018-kopf-for-watch-and-login-only.md gives the reasons.
 
 The handlers are coroutines although they await nothing: kopf would run plain functions in threads, but the cache and
 the queue belong to the event loop.

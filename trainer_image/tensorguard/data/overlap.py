@@ -6,8 +6,8 @@ job's author: only data that are in the private data set too can be recognised.
 
 The answer is yes if more than half of the different records are in the private data set, and at least `MIN_RECORDS`
 are compared. One private record changes the answer for none but the few sets that have almost exactly half of their
-records in common. A smaller set is not compared: the answer would tell whether a certain record is private (decision
-0029). Nothing else about the records in common is returned, logged or counted in a message.
+records in common. A smaller set is not compared: the answer would tell whether a certain record is private. Nothing
+else about the records in common is returned, logged or counted in a message.
 """
 
 from __future__ import annotations
