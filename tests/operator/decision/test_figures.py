@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.operator.plan.test_privacy_status import publish_checkpoint
+from tests.operator.decision.test_privacy_status import publish_checkpoint
 
 from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, FakeOperator, condition, running_job
 from tensafe_api.resolve import Claim, resolve_job
