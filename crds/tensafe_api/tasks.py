@@ -3,7 +3,7 @@
 `TASKS` is the contract's part of a task. The trainer's part is the class of the same name in
 `tensorguard.models.tasks`. From the entries follow the values of `model.task`, the fields and rules of
 `dataset.columns`, the rules of `model.numLabels` and `dataset.lossOn`, and the metrics of `status.evaluations`.
-`tensafe_api.resources` and the trainer read this table. docs/extending.md shows how to add an entry.
+`tensafe_api.resources` and the trainer read this table. docs/extending/model-task.md shows how to add an entry.
 """
 
 from __future__ import annotations

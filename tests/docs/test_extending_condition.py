@@ -1,4 +1,4 @@
-"""The section "A status condition" of docs/extending.md is followed step by step, in a copy of the packages."""
+"""The page docs/extending/status-condition.md is followed step by step, in a copy of the packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "extending.md"
+PAGE = ROOT / "docs" / "extending" / "status-condition.md"
 REASONS = "crds/tensafe_api/reasons.py"
 CONDITIONS = "operator/tensafe_operator/decision/conditions.py"
 PLACES = {
@@ -25,7 +25,7 @@ PLACES = {
 
 
 def blocks(language: str = "python") -> list[str]:
-    section = PAGE.read_text(encoding="utf-8").split("## A status condition\n")[1].split("\n## ")[0]
+    section = PAGE.read_text(encoding="utf-8")
     return [block.rstrip("\n") for block in re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)]
 
 

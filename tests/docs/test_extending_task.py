@@ -1,4 +1,4 @@
-"""The section "A model task" of docs/extending.md is followed step by step, in a copy of the packages."""
+"""The page docs/extending/model-task.md is followed step by step, in a copy of the packages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tensafe_api.tasks import TASKS
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "extending.md"
+PAGE = ROOT / "docs" / "extending" / "model-task.md"
 TABLE = "crds/tensafe_api/tasks.py"
 MODULE = "trainer_image/tensorguard/models/tasks/pair_classification.py"
 
@@ -27,7 +27,7 @@ MODULE = "trainer_image/tensorguard/models/tasks/pair_classification.py"
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the packages with the task of the page: steps 1 to 3."""
     tree = tmp_path_factory.mktemp("tree")
-    section = PAGE.read_text(encoding="utf-8").split("## A model task\n")[1].split("\n## ")[0]
+    section = PAGE.read_text(encoding="utf-8")
     entry, module = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     for name in ("crds", "trainer_image", "e2e", "charts", "docs"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))

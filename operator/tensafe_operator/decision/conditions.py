@@ -1,7 +1,7 @@
 """Turn the state of a job into the conditions of its status.
 
 `kubectl wait`, kstatus and Argo CD read these conditions. `RULES` holds one rule for each condition type, in the order
-in which the status shows them. docs/extending.md ("A status condition") describes how to add a rule.
+in which the status shows them. docs/extending/status-condition.md describes how to add a rule.
 
 A condition's transition time is the time of the last change of its status; a change of reason or message keeps it.
 """

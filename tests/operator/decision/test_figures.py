@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.operator.decision.test_privacy_status import publish_checkpoint
 
 from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, FakeOperator, condition, running_job
 from tensafe_api.resolve import Claim, resolve_job
@@ -16,6 +15,7 @@ from tensafe_operator.decision import decide
 from tensafe_operator.decision.admission import CALIBRATION_SECONDS, Admission
 from tensafe_operator.decision.figures import POINTS, AllowedSteps, AskedFigures, Epsilon, Figure
 from tensafe_operator.decision.parsing import parse_ledger_spec
+from tests.operator.decision.test_privacy_status import publish_checkpoint
 
 PLANNED = 1000
 

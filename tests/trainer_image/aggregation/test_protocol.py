@@ -1,4 +1,4 @@
-"""The interface of aggregation protocols, with the toy protocol of docs/extending.md as the second implementation."""
+"""The interface of aggregation protocols, with the toy protocol of docs/extending as the second implementation."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ from tensorguard.aggregation.verify import CHALLENGES
 from tensorguard.training.budget_gate import Verdict
 
 Run = Callable[[int, Callable[[Any], Any]], list[Any]]
-PAGE = Path(__file__).parents[3] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[3] / "docs" / "extending" / "aggregation-protocol.md"
 CHARGED = {"charged_through": 1, "ledger_head": "0" * 64}
 
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> type[SecureAggregator]:
     """The protocol of the page, registered as the page asks."""
-    _, _, section = PAGE.read_text().partition("\n## An aggregation protocol\n")
-    (code,) = re.findall(r"```python\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     namespace: dict[str, Any] = {"__name__": "clear_sum"}
     exec(compile(code, str(PAGE), "exec"), namespace)
     protocol: type[SecureAggregator] = namespace["ClearSum"]

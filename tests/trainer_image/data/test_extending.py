@@ -1,4 +1,4 @@
-"""docs/extending.md, "A data format", is followed step by step: its code is run, and its files become shards."""
+"""docs/extending/data-format.md is followed step by step: its code is run, and its files become shards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tensorguard.data.raw_table import Wanted
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import Shard
 
-PAGE = Path(__file__).parents[3] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[3] / "docs" / "extending" / "data-format.md"
 MODULE = "tensorguard.data.formats.logfmt"
 RECORDS = b'text="a b" label=1\ntext="c" label=0\n\ntext="d e f" label=1\n'
 
@@ -32,7 +32,7 @@ RECORDS = b'text="a b" label=1\ntext="c" label=0\n\ntext="d e f" label=1\n'
 @pytest.fixture
 def logfmt(monkeypatch: pytest.MonkeyPatch) -> Iterator[DataFormat]:
     """Steps 1 and 2 of the page: the module of its code block, and its class in `FORMATS`."""
-    section = PAGE.read_text().split("## A data format\n")[1].split("\n## ")[0]
+    section = PAGE.read_text()
     [code] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     module = ModuleType(MODULE)
     monkeypatch.setitem(sys.modules, MODULE, module)
@@ -55,7 +55,7 @@ def test_format_of_the_page_can_be_tried_without_ray(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Step 5 of the page."""
-    section = PAGE.read_text().split("## A data format\n")[1].split("\n## ")[0]
+    section = PAGE.read_text()
     [code] = re.findall(r"```text\n(.*?)```", section, re.DOTALL)
     (tmp_path / "notes.logfmt").write_bytes(RECORDS)
     monkeypatch.chdir(tmp_path)

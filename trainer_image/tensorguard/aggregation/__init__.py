@@ -10,5 +10,5 @@ the same on every worker, or nothing. The modules, in the order in which a step 
 - `pairwise_masks` is the protocol that runs. `keys` agrees on a key for each pair of workers, and `neighbours` chooses
   the pairs that share a mask. `masks` makes masks that cancel in the sum, `reduce` adds, and `verify` checks the sum.
 
-docs/extending.md ("An aggregation protocol") lists what every protocol must guarantee.
+docs/extending/aggregation-protocol.md lists what every protocol must guarantee.
 """

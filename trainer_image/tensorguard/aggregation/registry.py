@@ -1,7 +1,7 @@
 """The aggregation protocols, by name.
 
 The manifest has no field for the protocol, because only one is shipped. A second protocol adds its class to
-`PROTOCOLS`, and a field to `spec.aggregation` and to the ledger's spec (docs/extending.md).
+`PROTOCOLS`, and a field to `spec.aggregation` and to the ledger's spec (docs/extending/aggregation-protocol.md).
 """
 
 from __future__ import annotations

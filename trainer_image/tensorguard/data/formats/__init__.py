@@ -1,4 +1,7 @@
-"""The data formats. One module is one format; `FORMATS` lists them all. See docs/extending.md for adding one."""
+"""The data formats. One module is one format; `FORMATS` lists them all.
+
+docs/extending/data-format.md shows how to add one.
+"""
 
 from __future__ import annotations
 

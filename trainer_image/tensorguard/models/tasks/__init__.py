@@ -2,7 +2,7 @@
 
 `base.Task` is what the rest of the trainer knows of a task. The class of a task has the name that a manifest gives in
 `model.task`, and is in the module of that name in snake case: `CausalLM` is in `causal_lm`. The contract's part is
-the entry of the same name in `tensafe_api.tasks`. docs/extending.md shows how to add a task.
+the entry of the same name in `tensafe_api.tasks`. docs/extending/model-task.md shows how to add a task.
 
 Importing these modules imports neither torch nor transformers, because the processes that tokenise need neither.
 """
