@@ -54,6 +54,10 @@ class Spent:
 class Figures(Protocol):
     """Where a fold gets its figures. None: the figure is not known yet."""
 
+    @property
+    def exact(self) -> bool:
+        """Whether ε spent is that of exactly the charged steps, and not a bound above it."""
+
     def spent(self, claim: Claim, charged: int) -> Spent | None:
         """What a job has spent after `charged` steps."""
         ...
@@ -65,6 +69,8 @@ class Figures(Protocol):
 
 class ComputedFigures:
     """Computes each figure when it is asked for."""
+
+    exact = True
 
     def spent(self, claim: Claim, charged: int) -> Spent:
         claimed = claim.claimed_steps(charged)
@@ -205,12 +211,17 @@ def _is_counted(before: Status, charged: int) -> bool:
 def privacy_after(
     before: PrivacyStatus, claim: Claim, *, charged: int, recharged: int, figures: Figures
 ) -> PrivacyStatus | None:
-    """`privacy_status` of the larger numbers of steps, these or those in `before`, so that ε never falls; None where
-    its figures are not known yet.
+    """`privacy_status` of the larger numbers of steps, these or those in `before`; None where its figures are not known
+    yet. ε spent does not fall, unless it is exact and the one before was a bound.
     """
     charged, recharged = max(before.steps_charged or 0, charged), max(before.steps_recharged or 0, recharged)
     spent = figures.spent(claim, charged)
-    return None if spent is None else privacy_status(claim, spent, charged=charged, recharged=recharged)
+    if spent is None:
+        return None
+    after, shown = privacy_status(claim, spent, charged=charged, recharged=recharged), before.epsilon_spent
+    if figures.exact or shown is None or float(shown) <= float(after.epsilon_spent or shown):
+        return after
+    return after.model_copy(update={"epsilon_spent": shown})
 
 
 def privacy_status(claim: Claim, spent: Spent, *, charged: int, recharged: int) -> PrivacyStatus:

@@ -5,7 +5,7 @@ the accountant has it. The job is then decided on again.
 
 While a job trains, its ε spent is that of the next of 64 points of its plan: an upper bound, so that a job needs few
 figures however often it charges. The points after it are asked for in advance, and one of them is shown where training
-is faster than the accountant. ε is exact beyond the plan, and once the training is over.
+is faster than the accountant. ε is exact beyond the plan, and when the job ends; until then it never falls.
 """
 
 from __future__ import annotations

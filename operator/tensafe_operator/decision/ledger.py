@@ -112,15 +112,12 @@ def count_charges(draft: Draft, *, exact: bool = False) -> LedgerStatus | None:
 
 
 def adopt_ledger(draft: Draft, admitted: Admitted, found: Object) -> Admitted:
-    """Record the ledger's UID, count its charges, and return the job with the values that the ledger fixed. ε is exact
-    once the ledger records that the training is over or suspended.
-    """
+    """Record the ledger's UID, count its charges, and return the job with the values that the ledger fixed."""
     spec = parse_ledger_spec(found)
     assert spec is not None, "a ledger that cannot be read is a conflict"
     admitted = with_ledger_values(admitted, spec)
     record = parse_ledger_status(found)
-    figures = draft.figures(exact=record is not None and record.outcome is not None)
-    status = fold_ledger(draft.status, admitted.claim, record, figures)
+    status = fold_ledger(draft.status, admitted.claim, record, draft.figures())
     status.ledger_name, status.ledger_uid = found["metadata"]["name"], found["metadata"]["uid"]
     desired = admitted.job.spec.cluster.workers
     status.workers = WorkerCount(desired=desired, ready=min(count_ready_workers(draft.observed.pods), desired))

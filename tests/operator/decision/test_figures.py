@@ -127,6 +127,23 @@ def test_job_ends_with_the_epsilon_of_exactly_its_charged_steps() -> None:
     assert float(cluster.status["privacy"]["epsilonSpent"]) == pytest.approx(claim.epsilon(17), abs=0.001)
 
 
+def test_shown_epsilon_does_not_fall_when_the_workers_stop_or_a_nearer_point_is_computed() -> None:
+    cluster, operator = running_job(spec__training={"steps": PLANNED, "expectedBatchSize": 250})
+    claim = claim_of(cluster)
+    cluster.charge(12)
+    known = {figure: figure.compute() for figure in (AllowedSteps(claim), Epsilon(claim, 128))}
+    cluster.job["status"] = without_figures(cluster, known).status.model_dump(
+        by_alias=True, mode="json", exclude_none=True
+    )
+    assert float(cluster.status["privacy"]["epsilonSpent"]) >= claim.epsilon(128)
+    shown = cluster.status["privacy"]["epsilonSpent"]
+    operator.settle()
+    assert cluster.status["privacy"]["epsilonSpent"] == shown
+    cluster.record_outcome("Suspended")
+    operator.settle()
+    assert cluster.status["privacy"]["epsilonSpent"] == shown
+
+
 def compute_asked(cluster: FakeCluster, operator: FakeOperator) -> None:
     """The accountant computes what the last decision has asked for, and forgets everything else."""
     cluster.figures = {figure: figure.compute() for figure in operator.asked}
@@ -141,15 +158,15 @@ def reconcile(cluster: FakeCluster, operator: FakeOperator) -> None:
 def test_epsilon_keeps_up_with_a_job_that_charges_faster_than_it_is_computed(planned: int) -> None:
     """With each figure that arrives, the job has passed a point, or several."""
     cluster, operator = running_job(spec__training={"steps": planned, "expectedBatchSize": 250})
-    claim, charged, lag = claim_of(cluster), 5, 0
+    claim, charged, lag, shown = claim_of(cluster), 5, 0, 0.0
     for _ in range(12):
         cluster.charge(planned // 20)
         charged += planned // 20
         reconcile(cluster, operator)
         compute_asked(cluster, operator)
         privacy = cluster.status["privacy"]
-        assert float(privacy["epsilonSpent"]) >= claim.epsilon(privacy["stepsCharged"]) - 1e-9
-        lag = max(lag, charged - privacy["stepsCharged"])
+        assert float(privacy["epsilonSpent"]) >= max(shown, claim.epsilon(privacy["stepsCharged"]) - 1e-9)
+        lag, shown = max(lag, charged - privacy["stepsCharged"]), float(privacy["epsilonSpent"])
     assert lag <= planned // 8
 
 
