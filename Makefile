@@ -3,10 +3,9 @@
 
 VENV  := .venv/bin
 PY    := $(VENV)/python
-# `make crash SHORT=1`, and so for quickstart, mutants-generated, bench, gpu and package: the same command in a minute or
-# two, which shows that it runs. Its figures mean nothing, and a package has no images.
+# `make crash SHORT=1`, and so for quickstart, bench, gpu and package: the same command in a minute or two, which shows
+# that it runs. Its figures mean nothing, and a package has no images.
 SHORT ?=
-MODULES ?= $(if $(SHORT),aggregation/reduce.py)
 KILLS ?= $(if $(SHORT),3,200)
 # `make e2e SCENARIOS="e2e and gate"` runs those that continuous integration runs.
 SCENARIOS ?= e2e
@@ -40,7 +39,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test test-fast test-all test-cluster e2e images package lint format crds docs docs-site \
-  crash mutants mutants-generated bench gpu
+  crash mutants bench gpu
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,12 +112,8 @@ docs-site: setup ## build the documentation site into out/site; a dead link fail
 crash: setup ## kill the trainer at random moments, KILLS=200 times: epsilon must never fall
 	TENSAFE_KILLS=$(KILLS) $(PYTEST) tests/trainer_image/training/test_kills.py --timeout 0
 
-mutants: setup ## break the privacy code on purpose, once for each known mistake: a named test must fail
+mutants: setup ## break the privacy code on purpose, in about sixty ways: a named test must fail
 	$(PY) -u tests/mutants/run.py
-
-mutants-generated: setup ## let a tool break the privacy code (MODULES=privacy/noise.py, or what changed): report survivors
-	@scripts/setup mutants
-	$(PY) tests/mutants/generate.py $(MODULES)
 
 bench: setup ## compare with Opacus (needs SST-2: see benchmarks/README.md) and with KubeRay's operator (needs Go)
 	$(PY) -m benchmarks.noise $(if $(SHORT),--settings 1)

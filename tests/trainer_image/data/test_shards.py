@@ -119,9 +119,9 @@ def test_limit_keeps_the_same_records_whatever_other_users_exist(user_texts, lim
 
 
 def test_records_that_are_not_used_are_in_the_digest_and_the_tally_but_in_no_shard():
-    rows = [("a", "1"), ("zz", "1"), (None, "1"), ("z", "1"), ("y", "1")]
+    rows = [("a", "1"), ("zz", "1"), (None, "1"), ("z", "1"), ("y", "1"), ("b", "2")]
     found, digest = shards(rows)
-    expected, other = shards([("a", "1")])
+    expected, other = shards([("a", "1"), ("b", "2")])
     assert (found, digest == other) == (expected, False)
     assert split(rows).tally.by_kind() == {Unusable.NO_TEXT: (1, "", 2), Unusable.NOTHING_TO_LEARN: (2, "", 1)}
 
