@@ -29,9 +29,9 @@ WORKER = "the ledger is unavailable"
 
 CALL = """
 import sys
-from tensorguard import cluster
+from tensorguard import driver
 {run}
-sys.exit(cluster.main(run))
+sys.exit(driver.main(run))
 """
 
 START_WORKERS = """
@@ -66,13 +66,13 @@ def call(root: Path, run: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> object:
     """A function that ends an attempt with a given result; it returns what was printed, and the exit code."""
-    from tensorguard import cluster
+    from tensorguard import driver
 
     monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path))
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr(cluster, "HOOK_SECONDS", 0.0)
+    monkeypatch.setattr(driver, "HOOK_SECONDS", 0.0)
     printed: list[str] = []
-    monkeypatch.setattr(cluster, "redirect_output", lambda path: printed.append)
+    monkeypatch.setattr(driver, "redirect_output", lambda path: printed.append)
 
     def end(result: tuple[Reason, str] | Exception) -> tuple[str, int]:
         def run(*_: object) -> tuple[Reason, str]:
@@ -80,7 +80,7 @@ def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
                 raise result
             return result
 
-        code = cluster.main(run)
+        code = driver.main(run)
         return printed.pop(), code
 
     (tmp_path / "var/run/tensafe").mkdir(parents=True)
@@ -152,7 +152,7 @@ def run(files, stop):
     assert done.stderr == ""
     kept = tmp_path / "var/run/tensafe/errors-driver.log"
     assert re.fullmatch(
-        rf"InternalError: ValueError \(\S+/cluster\.py, line \d+\); {kept} has the traceback\. "
+        rf"InternalError: ValueError \(\S+/driver\.py, line \d+\); {kept} has the traceback\. "
         r"Report the message to the maintainers\.\n",
         done.stdout,
     )
@@ -186,7 +186,7 @@ def run(files, stop):
 @pytest.mark.parametrize("late", [False, True])
 def test_terminating_head_prints_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
     """KubeRay would take output for the end of the job. The hook may run later than those of the workers."""
-    from tensorguard import cluster
+    from tensorguard import driver
 
     class Killed(Exception):
         pass
@@ -206,10 +206,10 @@ def test_terminating_head_prints_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("signal.pause", pause)
-    monkeypatch.setattr(cluster, "HOOK_SECONDS", 60.0)
-    monkeypatch.setattr(cluster, "redirect_output", lambda path: printed.append)
+    monkeypatch.setattr(driver, "HOOK_SECONDS", 60.0)
+    monkeypatch.setattr(driver, "redirect_output", lambda path: printed.append)
     with pytest.raises(Killed):
-        cluster.main(interrupted)
+        driver.main(interrupted)
     assert printed == []
 
 
