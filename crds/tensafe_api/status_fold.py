@@ -218,10 +218,11 @@ def privacy_after(
     spent = figures.spent(claim, charged)
     if spent is None:
         return None
-    after, shown = privacy_status(claim, spent, charged=charged, recharged=recharged), before.epsilon_spent
-    if figures.exact or shown is None or float(shown) <= float(after.epsilon_spent or shown):
+    after = privacy_status(claim, spent, charged=charged, recharged=recharged)
+    if figures.exact:
         return after
-    return after.model_copy(update={"epsilon_spent": shown})
+    largest = max(filter(None, (before.epsilon_spent, after.epsilon_spent)), key=float)
+    return after.model_copy(update={"epsilon_spent": largest})
 
 
 def privacy_status(claim: Claim, spent: Spent, *, charged: int, recharged: int) -> PrivacyStatus:

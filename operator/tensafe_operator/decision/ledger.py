@@ -15,6 +15,7 @@ from tensafe_operator.decision.admission import Admitted, Rejected, with_ledger_
 from tensafe_operator.decision.blockers import Blocker
 from tensafe_operator.decision.conditions import JobState, blocked_state
 from tensafe_operator.decision.draft import Draft
+from tensafe_operator.decision.figures import AllowedSteps
 from tensafe_operator.decision.observation import Create, Object
 from tensafe_operator.decision.parsing import (
     count_ready_workers,
@@ -63,11 +64,11 @@ def open_ledger(draft: Draft, admitted: Admitted) -> None:
     unchanged. The next decision, which follows at once, writes the status with the ledger's UID, and with the figures
     that are asked for here.
     """
-    draft.figures().spent(admitted.claim, 0)
     if admitted.job.spec.suspend:
         draft.status = fold_ledger(draft.status, admitted.claim, None, draft.figures())
         draft.set_state(SUSPENDED)
         return
+    draft.ask(AllowedSteps(admitted.claim))
     key = access.job_key(admitted.job)
     draft.actions += [Create(key), Create(ledger.ledger(admitted.job, admitted.claim, key))]
 
