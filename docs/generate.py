@@ -28,7 +28,7 @@ from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
 from tensafe_api.resources.job import API_VERSION, KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.profile import PROFILE_KIND
-from tensafe_api.schema.crd import JOBS, LEDGERS, PROFILES, ResourceKind, open_api_schema
+from tensafe_api.schema.crd import JOBS, LEDGERS, PROFILES, ResourceKind, open_api_schema, write_files
 from tensafe_kubectl.main import command_parser as plugin_parser
 from tensafe_operator.gate import guard_gauge
 from tensafe_operator.job_metrics import JobMetrics
@@ -278,16 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Write the reference pages from the code.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is stale")
     options = parser.parse_args(arguments)
-    stale = 0
-    for name, text in pages().items():
-        page = REFERENCE / name
-        if not options.check:
-            page.parent.mkdir(exist_ok=True)
-            page.write_text(text, encoding="utf-8")
-        elif not page.is_file() or page.read_text(encoding="utf-8") != text:
-            print(f"{name} is stale: write it again with `make docs`", file=sys.stderr)
-            stale = 1
-    return stale
+    return write_files(REFERENCE, pages(), "make docs", only_check=options.check)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def test_generated_files_are_current() -> None:
 
 def test_check_reports_stale_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert crd.main(["--check", str(tmp_path)]) == 1
-    assert "is stale" in capsys.readouterr().err
+    assert f"is stale: run `python -m tensafe_api.schema.crd {tmp_path}`" in capsys.readouterr().err
     assert crd.main([str(tmp_path)]) == 0
     assert crd.main(["--check", str(tmp_path)]) == 0
     (tmp_path / crd.LEDGERS.file_name).write_text("edited")

@@ -132,7 +132,8 @@ def test_releases_in_one_cluster(tmp_path: Path) -> None:
         def install(release: str, namespace: str, **values: Any) -> str:
             arguments = ("install", release, str(CHART), "--namespace", namespace, "--create-namespace")
             done = helm(*arguments, *set_arguments(values), kubeconfig=plane.admin, check=False)
-            return done.stderr if done.returncode else ""
+            links = "found symbolic link in path"  # to the CRDs
+            return "".join(line for line in done.stderr.splitlines(keepends=True) if links not in line)
 
         assert install("tensafe", "east") == ""
         refused = install("second", "west")

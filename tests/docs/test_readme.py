@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def test_manifest_of_the_readme_is_valid() -> None:
     "line", [line for block in blocks("sh") for line in block.splitlines() if line.startswith("tensafe account")]
 )
 def test_figures_of_the_readme_are_correct(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(line.split()[1:]) == 0
+    assert main(shlex.split(line, comments=True)[1:]) == 0
     shown = capsys.readouterr().out
     assert "epsilon" in shown or "ε" in shown
 

@@ -193,13 +193,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("directory", nargs="?", type=Path, default=DIRECTORY, help="(default: %(default)s)")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is stale")
     options = parser.parse_args(arguments)
+    command = f"python -m tensafe_api.schema.crd {options.directory}"
+    return write_files(options.directory, generated_files(), command, only_check=options.check)
+
+
+def write_files(folder: Path, texts: Mapping[str, str], command: str, *, only_check: bool) -> int:
+    """Write generated files, or only compare them with what is there.
+
+    Args:
+        texts: the text of each file, by name.
+        command: what writes them; it is printed for each file that is stale.
+
+    Returns:
+        The exit code: 1 if a file that is only checked is stale, else 0.
+    """
     stale = 0
-    for name, text in generated_files().items():
-        path = options.directory / name
-        if not options.check:
+    for name, text in texts.items():
+        path = folder / name
+        if not only_check:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != text:
-            print(f"{path} is stale: run `python -m tensafe_api.schema.crd {options.directory}`", file=sys.stderr)
+            print(f"{path} is stale: run `{command}`", file=sys.stderr)
             stale = 1
     return stale
 
