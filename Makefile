@@ -78,7 +78,7 @@ test-cluster: setup ## all tests on a real API server
 	$(CLUSTER)
 
 e2e: setup ## the scenarios on real pods: in a cluster on this machine (as root), or in the one that KUBECONFIG names
-	TENSAFE_E2E_REQUIRED=1 $(PY) -m pytest tests/e2e -v -m "$(SCENARIOS)"
+	TENSAFE_E2E_REQUIRED=1 $(PY) -m pytest e2e -v -m "$(SCENARIOS)"
 
 images: ## build the images of operator and trainer, with docker, podman or buildah
 	scripts/images
@@ -103,7 +103,7 @@ crds: setup ## write crds/*.yaml from the models in tensafe_api
 
 docs: setup ## write the reference pages that are generated from the code, and the chart's README
 	$(PY) docs/generate.py
-	$(PY) -m e2e.platform.chart_readme
+	$(PY) -m docs.chart_readme
 
 docs-site: setup ## build the documentation site into out/site; a dead link fails
 	@scripts/setup docs

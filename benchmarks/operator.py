@@ -5,7 +5,7 @@
     .venv/bin/python -m benchmarks.operator --jobs 10 --parts start memory --python /tmp/operator/bin/python
 
 All parts use one control plane on this machine. There are no nodes: while the operator is measured,
-`e2e.platform.fakes.simulator` writes what KubeRay, the kubelet and the trainer write. KubeRay's operator is measured
+`tests.support.fakes.simulator` writes what KubeRay, the kubelet and the trainer write. KubeRay's operator is measured
 last, after the operator has stopped. It watches a namespace of its own, with the same RayJobs that the operator
 creates. Both are timed in the same way: from the watch event of the first object to that of the second. The benchmark
 itself shares the machine's cores with the measured programs, in both cases.
@@ -27,8 +27,8 @@ from pathlib import Path
 from benchmarks.command import option_parser
 from benchmarks.operator_parts import PARTS, Figure, Parts
 from benchmarks.testbed import ROOT, Testbed
-from e2e.platform.api_server import connect
-from e2e.platform.gotools import GoUnavailable
+from tests.support.programs.api_server import connect
+from tests.support.programs.gotools import GoUnavailable
 
 RESULTS = ROOT / "out" / "operator.json"
 GOAL_JOBS = 1000

@@ -6,13 +6,13 @@ The operator creates the same RayJobs for the jobs, so both operators are measur
 from __future__ import annotations
 
 from benchmarks.testbed import REFERENCE
-from e2e.platform.api_server import Object
-from e2e.platform.fixtures.manifests import MINIMAL, changed
 from tensafe_api.manifest.validation import parse_job
 from tensafe_api.resolve import resolve_job
 from tensafe_operator.children.configuration import config_map
 from tensafe_operator.children.rayjob import ray_job
 from tensafe_operator.settings import Settings
+from tests.support.manifests import MINIMAL, changed
+from tests.support.programs.api_server import Object
 
 
 def job(namespace: str, number: int) -> Object:

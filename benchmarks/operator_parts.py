@@ -17,8 +17,17 @@ from typing import Any
 from benchmarks.operator_jobs import job, reference_ray_job
 from benchmarks.testbed import REFERENCE, MeasuredOperator, Testbed
 from benchmarks.watch_times import WatchTimes, quantile
-from e2e.platform.api_server import ApiServer, Condition, Key, Object, holds, key_of, run_concurrently, wait_for
-from e2e.platform.fakes.simulator import RayJobSimulator
+from tests.support.fakes.simulator import RayJobSimulator
+from tests.support.programs.api_server import (
+    ApiServer,
+    Condition,
+    Key,
+    Object,
+    holds,
+    key_of,
+    run_concurrently,
+    wait_for,
+)
 
 PARTS = ("start", "memory", "rate", "burst", "ledger", "idle", "restart", "failover", "kuberay")
 _NEED_JOBS = {"ledger", "idle", "restart", "failover"}

@@ -46,8 +46,15 @@ from transformers import (
 from benchmarks import memory
 from benchmarks.command import option_parser
 from benchmarks.corpora import ROOT
-from e2e.platform.trainer.image_jobs import IMAGE_MANIFEST, images
-from e2e.platform.trainer.rank_harness import (
+from tensorguard.cli.plan_memory import BUFFERS
+from tensorguard.data import rows as data_rows
+from tensorguard.models.memory import Device, MemoryModel
+from tensorguard.models.source import resolve_model
+from tensorguard.training import setup as training_setup
+from tensorguard.training.base_model import load_lora_model, precision_of
+from tensorguard.training.worker import train
+from tests.support.trainer.image_jobs import IMAGE_MANIFEST, images
+from tests.support.trainer.rank_harness import (
     CAUSAL_MANIFEST,
     CLASSES,
     MANIFEST,
@@ -56,13 +63,6 @@ from e2e.platform.trainer.rank_harness import (
     SingleRankChannel,
     make_tokenizer,
 )
-from tensorguard.cli.plan_memory import BUFFERS
-from tensorguard.data import rows as data_rows
-from tensorguard.models.memory import Device, MemoryModel
-from tensorguard.models.source import resolve_model
-from tensorguard.training import setup as training_setup
-from tensorguard.training.base_model import load_lora_model, precision_of
-from tensorguard.training.worker import train
 
 MIB = 1 << 20
 TOKENS, SIDE, RECORDS = 128, 224, 40

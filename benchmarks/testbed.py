@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from e2e.platform.controlplane import ControlPlane, free_ports
-from e2e.platform.fakes.kuberay import install_kuberay_crds, kuberay_command
-from e2e.platform.fixtures.roles import install_roles
+from tests.support.fakes.kuberay import install_kuberay_crds, kuberay_command
+from tests.support.programs.controlplane import ControlPlane, free_ports
+from tests.support.roles import install_roles
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = "reference"

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from e2e.platform.api_server import Key, Object, key_of
 from tensafe_operator.names import JOB
+from tests.support.programs.api_server import Key, Object, key_of
 
 
 class WatchTimes:

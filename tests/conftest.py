@@ -13,8 +13,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.roles import install_roles
+from tests.support.programs.controlplane import ControlPlane
+from tests.support.roles import install_roles
 
 # Imports and collected tests create millions of objects that stay. By default, the garbage collector looks at them so
 # often that collecting all tests takes 12 s instead of 10 s.

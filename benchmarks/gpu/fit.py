@@ -11,12 +11,12 @@ import torch
 
 from benchmarks.gpu.setting import FULL, LARGE, PRECISION, Setting, Size, peak_memory
 from benchmarks.gpu.variants import Trained, private, trained
-from e2e.platform.trainer.rank_harness import CAUSAL_MANIFEST, make_tokenizer
 from tensafe_api.manifest.text import load_manifest
 from tensorguard.aggregation.channel import Channel
 from tensorguard.models.memory import Device, MemoryModel
 from tensorguard.models.self_test import SelfTestError
 from tensorguard.models.source import resolve_model
+from tests.support.trainer.rank_harness import CAUSAL_MANIFEST, make_tokenizer
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from benchmarks.gpu.setting import Setting, default_kernels
 from benchmarks.peers.causal import NextToken, fastdp_step, next_token_rows
 from benchmarks.peers.steps import NOISE_MULTIPLIER, opacus_step, plain_step
 from benchmarks.plain import plain_step as plain_tensafe_step
-from e2e.platform.trainer.private_steps import JOB_KEY, CountingGate, example_mechanism
 from tensorguard.aggregation.channel import Channel
 from tensorguard.aggregation.protocol import AggregationConfig
 from tensorguard.aggregation.registry import create_aggregator
@@ -43,6 +42,7 @@ from tensorguard.privacy.stream import SecretStream
 from tensorguard.training.step import PrivateStep
 from tensorguard.training.stop_signal import StopSignal
 from tensorguard.training.unit_gradients import ShardGradients
+from tests.support.trainer.private_steps import JOB_KEY, CountingGate, example_mechanism
 
 TASK = task_named("CausalLM")
 Step = Callable[[int], object]

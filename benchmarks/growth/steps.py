@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.llama import llama
-from e2e.platform.trainer.fault_injection import replace_attribute
-from e2e.platform.trainer.rank_harness import CAUSAL_MANIFEST, Job, JobKind, make_tokenizer, records
 from tensorguard.aggregation.pairwise_masks import PairwiseMasks
 from tensorguard.models.load import prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
@@ -31,6 +29,8 @@ from tensorguard.models.tasks import task_named
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.training.step import PrivateStep
 from tensorguard.training.unit_gradients import ShardGradients
+from tests.support.trainer.fault_injection import replace_attribute
+from tests.support.trainer.rank_harness import CAUSAL_MANIFEST, Job, JobKind, make_tokenizer, records
 
 BATCH, LENGTH, MICRO_BATCH = 64, 32, 4
 WIDTH, LAYERS = 256, 4

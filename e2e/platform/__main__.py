@@ -19,10 +19,11 @@ import sys
 import time
 from collections.abc import Callable
 
-from e2e.platform import controlplane, images, kind, node
+from e2e.platform import images, kind, node
 from e2e.platform.cluster import Cluster
-from e2e.platform.gotools import GoUnavailable
 from e2e.platform.node import ClusterError, UnsupportedMachine
+from tests.support.programs import controlplane
+from tests.support.programs.gotools import GoUnavailable
 
 AnyCluster = kind.KindCluster | Cluster
 

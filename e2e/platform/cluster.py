@@ -20,12 +20,13 @@ from typing import Any
 
 import yaml
 
-from e2e.platform import images, node, versions
-from e2e.platform.controlplane import ControlPlane, built
-from e2e.platform.gotools import delete_build_cache, home, module_source, program
-from e2e.platform.helm import CHART, helm, set_arguments
+from e2e.platform import images, node
 from e2e.platform.node import ClusterError, Node, UnsupportedMachine
-from e2e.platform.processes import Processes
+from tests.support.programs import versions
+from tests.support.programs.controlplane import ControlPlane, built
+from tests.support.programs.gotools import delete_build_cache, home, module_source, program
+from tests.support.programs.helm import CHART, helm, set_arguments
+from tests.support.programs.processes import Processes
 
 SYSTEM, KUBERAY_SYSTEM, KUEUE_SYSTEM = "tensafe-system", "kuberay-system", "kueue-system"
 VOLCANO_SYSTEM = "volcano-system"

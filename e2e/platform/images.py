@@ -14,9 +14,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from e2e.platform import versions
-from e2e.platform.gotools import program
 from e2e.platform.node import PAUSE, ClusterError, Node, UnsupportedMachine
+from tests.support.programs import versions
+from tests.support.programs.gotools import program
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = os.environ.get("TENSAFE_IMAGE_PREFIX", "localhost/")

@@ -14,11 +14,12 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from e2e.platform import images, versions
-from e2e.platform.controlplane import built
-from e2e.platform.gotools import home, program
-from e2e.platform.helm import CHART, helm_command, set_arguments
+from e2e.platform import images
 from e2e.platform.node import ClusterError
+from tests.support.programs import versions
+from tests.support.programs.controlplane import built
+from tests.support.programs.gotools import home, program
+from tests.support.programs.helm import CHART, helm_command, set_arguments
 
 NAME = "tensafe-e2e"
 KUBERAY_CHARTS = "https://ray-project.github.io/kuberay-helm"

@@ -25,9 +25,9 @@ from typing import IO
 
 import yaml
 
-from e2e.platform.controlplane import built
-from e2e.platform.gotools import program
-from e2e.platform.processes import TIMEOUT_SECONDS, Processes, identity, process_of
+from tests.support.programs.controlplane import built
+from tests.support.programs.gotools import program
+from tests.support.programs.processes import TIMEOUT_SECONDS, Processes, identity, process_of
 
 NAME = "localhost"
 OUTSIDE, INSIDE = "10.84.0.1", "10.84.0.2"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.manifests import MINIMAL, changed
 from tensafe_api.manifest.validation import parse_job
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tests.support.manifests import MINIMAL, changed
 
 ManifestWith = Callable[[Mapping[str, Any]], dict[str, Any]]
 

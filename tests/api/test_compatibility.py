@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 import tensafe_api
-from e2e.platform.fixtures.manifests import MINIMAL, changed
 from tensafe_api.manifest.text import dump_manifest, load_manifest, parse_job
 from tensafe_api.resolve import ledger_spec
 from tensafe_api.resources.status import Status
@@ -27,6 +26,7 @@ from tensafe_api.schema import crd
 from tensafe_operator.children import configuration
 from tensafe_operator.decision.admission import Admitted, admit, with_ledger_values
 from tensafe_operator.decision.parsing import parse_ledger_spec
+from tests.support.manifests import MINIMAL, changed
 
 DEFAULTS = Path(__file__).with_name("defaults.json")
 FIXED_BY_THE_LEDGER = {

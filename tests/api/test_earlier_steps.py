@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.manifests import MINIMAL, changed
 from tensafe_api.accounting import composition, dp_library
 from tensafe_api.manifest.text import ManifestError, parse_job
 from tensafe_api.resolve import Claim, Plan, ledger_spec, resolve_job
 from tensafe_api.resources.mechanism import PrivacyEvent
+from tests.support.manifests import MINIMAL, changed
 
 DELTA = composition.job_delta("1e-5")
 EARLIER = {"sampleRate": "0.05", "noiseMultiplier": "1.1", "steps": 200}

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform.fixtures.manifests import MINIMAL, changed
-from e2e.platform.fixtures.rejected_manifests import INVALID_MANIFESTS
 from tensafe_api.manifest.text import ManifestError, Problem, dump_manifest, load_manifest, parse_job
 from tensafe_api.resources.status import Status
+from tests.support.manifests import MINIMAL, changed
+from tests.support.rejected_manifests import INVALID_MANIFESTS
 
 ManifestWith = Callable[[Mapping[str, Any]], dict[str, Any]]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.rule_examples import MORE_REJECTED, RULE_EXAMPLES, RuleExample
 from tensafe_api.manifest.validation import ManifestError, parse_job
 from tensafe_api.resources.base import Block, Rule, block_of
 from tensafe_api.resources.cluster import Cluster, Worker
 from tensafe_api.resources.job import Spec, TenSafeTrainingJob
 from tensafe_api.resources.training import Training
+from tests.support.rule_examples import MORE_REJECTED, RULE_EXAMPLES, RuleExample
 
 ManifestWith = Callable[[Mapping[str, Any]], dict[str, Any]]
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.ledger_objects import LedgerObject, charged_status, make_pod
-from e2e.platform.fixtures.manifests import MINIMAL, changed
-from e2e.platform.fixtures.polling import wait_until
-from e2e.platform.fixtures.roles import install_roles
+from tests.support.ledger_objects import LedgerObject, charged_status, make_pod
+from tests.support.manifests import MINIMAL, changed
+from tests.support.polling import wait_until
+from tests.support.programs.controlplane import ControlPlane
+from tests.support.roles import install_roles
 
 pytestmark = pytest.mark.cluster
 

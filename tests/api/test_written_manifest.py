@@ -9,9 +9,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from e2e.platform.fixtures.manifests import MINIMAL, changed
 from tensafe_api.manifest.text import dump_manifest, load_manifest, parse_job
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tests.support.manifests import MINIMAL, changed
 
 decimals = st.from_regex(r"[1-9][0-9]{0,3}(\.[0-9]{1,4})?(e-?[0-9])?", fullmatch=True)
 names = st.from_regex(r"[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)

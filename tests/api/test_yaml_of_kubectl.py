@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform.gotools import program
 from tensafe_api.manifest import yaml_io
+from tests.support.programs.gotools import program
 
 pytestmark = pytest.mark.cluster
 

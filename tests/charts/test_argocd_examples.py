@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.manifests import MINIMAL, changed
 from tensafe_api.manifest.text import load_manifest
 from tensafe_api.resolve import resolve_job
+from tests.support.manifests import MINIMAL, changed
+from tests.support.programs.controlplane import ControlPlane
 
 pytestmark = pytest.mark.cluster
 

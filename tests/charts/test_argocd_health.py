@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform.fixtures.argocd import ACTIONS, CONFIG_MAP, argocd, config_map
-from e2e.platform.fixtures.manifests import MINIMAL, changed
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Status
 from tensafe_operator.decision.conditions import JobState, set_conditions
+from tests.support.argocd import ACTIONS, CONFIG_MAP, argocd, config_map
+from tests.support.manifests import MINIMAL, changed
 
 pytestmark = pytest.mark.cluster
 
@@ -142,7 +142,7 @@ def test_action_changes_suspend_and_nothing_else(
 
 
 def test_config_map_matches_the_lua_files() -> None:
-    assert CONFIG_MAP.read_text() == config_map(), "generate it again: python -m e2e.platform.fixtures.argocd"
+    assert CONFIG_MAP.read_text() == config_map(), "generate it again: python -m tests.support.argocd"
     data = yaml.safe_load(CONFIG_MAP.read_text())["data"]
     assert {key.rsplit(".", 1)[0] for key in data} == {
         "resource.customizations.health.tensafe",

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform import versions
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fakes import blocking, statuses
-from e2e.platform.fixtures.argocd import ArgoCD, GitRepository
-from e2e.platform.fixtures.ledger_objects import Pod, make_pod
-from e2e.platform.fixtures.manifests import MINIMAL, changed
-from e2e.platform.fixtures.operator_process import OperatorProcess
-from e2e.platform.fixtures.polling import wait_until
-from e2e.platform.gotools import module_source
-from e2e.platform.helm import CHART
 from tensafe_operator import names
+from tests.support.argocd import ArgoCD, GitRepository
+from tests.support.fakes import blocking, statuses
+from tests.support.ledger_objects import Pod, make_pod
+from tests.support.manifests import MINIMAL, changed
+from tests.support.operator_process import OperatorProcess
+from tests.support.polling import wait_until
+from tests.support.programs import versions
+from tests.support.programs.controlplane import ControlPlane
+from tests.support.programs.gotools import module_source
+from tests.support.programs.helm import CHART
 
 pytestmark = pytest.mark.cluster
 

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform.fixtures.chart_values import EVERYTHING, named, named_entry
-from e2e.platform.helm import CHART, helm, render_chart
 from tensafe_api.schema import crd
 from tensafe_api.schema.admission_policy import admission_policies
 from tensafe_operator import names
@@ -20,6 +18,8 @@ from tensafe_operator.job_network import Dns, JobNetwork, MetadataService
 from tensafe_operator.job_tls import IssuerRef, JobTls, TlsMode
 from tensafe_operator.runtime.lease_durations import LeaseDurations
 from tensafe_operator.settings import Settings
+from tests.support.chart_values import EVERYTHING, named, named_entry
+from tests.support.programs.helm import CHART, helm, render_chart
 
 pytestmark = pytest.mark.cluster
 

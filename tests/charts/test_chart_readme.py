@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform.chart_readme import README, generate
-from e2e.platform.helm import CHART
+from docs.chart_readme import README, generate
+from tests.support.programs.helm import CHART
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -19,13 +19,6 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform import prometheus
-from e2e.platform.controlplane import free_ports
-from e2e.platform.fixtures.lease_store import LeaseStore
-from e2e.platform.fixtures.polling import wait_until
-from e2e.platform.grafana import schema_errors
-from e2e.platform.helm import CHART
-from e2e.platform.prometheus import Prometheus
 from tensafe_api.reasons import Phase
 from tensafe_api.tasks import METRICS
 from tensafe_api.timestamps import format_time
@@ -35,6 +28,13 @@ from tensafe_operator.job_metrics import JobMetrics
 from tensafe_operator.runtime.health import Health
 from tensafe_operator.runtime.metrics import OperatorMetrics
 from tensafe_operator.runtime.namespaces import report_namespaces
+from tests.support.lease_store import LeaseStore
+from tests.support.polling import wait_until
+from tests.support.programs import prometheus
+from tests.support.programs.controlplane import free_ports
+from tests.support.programs.grafana import schema_errors
+from tests.support.programs.helm import CHART
+from tests.support.programs.prometheus import Prometheus
 
 FILES = CHART / "files"
 DASHBOARD = json.loads((FILES / "dashboard.json").read_text())

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fakes.kuberay import install_kuberay_crds
-from e2e.platform.fixtures.operator_process import OperatorProcess
-from e2e.platform.fixtures.polling import wait_until
-from e2e.platform.helm import CHART, helm, helm_command, render_chart, set_arguments
+from tests.support.fakes.kuberay import install_kuberay_crds
+from tests.support.operator_process import OperatorProcess
+from tests.support.polling import wait_until
+from tests.support.programs.controlplane import ControlPlane
+from tests.support.programs.helm import CHART, helm, helm_command, render_chart, set_arguments
 
 pytestmark = pytest.mark.cluster
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.chart_values import EVERYTHING, named
-from e2e.platform.fixtures.ledger_objects import LedgerObject, charged_status, make_pod
-from e2e.platform.fixtures.manifests import MINIMAL, changed
-from e2e.platform.fixtures.polling import wait_until
-from e2e.platform.helm import CHART, helm, render_chart
+from tests.support.chart_values import EVERYTHING, named
+from tests.support.ledger_objects import LedgerObject, charged_status, make_pod
+from tests.support.manifests import MINIMAL, changed
+from tests.support.polling import wait_until
+from tests.support.programs.controlplane import ControlPlane
+from tests.support.programs.helm import CHART, helm, render_chart
 
 pytestmark = pytest.mark.cluster
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.chart_values import named
-from e2e.platform.fixtures.manifests import MINIMAL, changed
-from e2e.platform.fixtures.polling import wait_until
-from e2e.platform.helm import render_chart
+from tests.support.chart_values import named
+from tests.support.manifests import MINIMAL, changed
+from tests.support.polling import wait_until
+from tests.support.programs.controlplane import ControlPlane
+from tests.support.programs.helm import render_chart
 
 pytestmark = pytest.mark.cluster
 

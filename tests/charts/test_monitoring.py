@@ -8,13 +8,13 @@ import re
 import pytest
 import yaml
 
-from e2e.platform.fixtures.chart_values import EVERYTHING, named
-from e2e.platform.helm import CHART, render_chart
 from tensafe_operator import names
 from tensafe_operator.gate import guard_gauge
 from tensafe_operator.job_metrics import JobMetrics
 from tensafe_operator.runtime.metrics import OperatorMetrics
 from tensafe_operator.settings import Settings
+from tests.support.chart_values import EVERYTHING, named
+from tests.support.programs.helm import CHART, render_chart
 
 pytestmark = pytest.mark.cluster
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.helm import CHART, helm, render_chart, set_arguments
 from tensafe_operator.runtime.lease_durations import LeaseDurations
 from tensafe_operator.settings import Settings
+from tests.support.programs.controlplane import ControlPlane
+from tests.support.programs.helm import CHART, helm, render_chart, set_arguments
 
 pytestmark = pytest.mark.cluster
 

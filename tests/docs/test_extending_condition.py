@@ -32,7 +32,7 @@ def blocks(language: str = "python") -> list[str]:
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A copy of the packages with the condition of the page."""
-    for name in ("crds", "operator", "charts", "e2e", "docs"):
+    for name in ("crds", "operator", "charts", "tests/support", "docs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     given = iter(blocks())
     for name, patterns in PLACES.items():
@@ -56,7 +56,7 @@ def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 SCENARIO = """
-from e2e.platform.fixtures.fake_cluster import condition, running_job
+from tests.support.fake_cluster import condition, running_job
 from tensafe_api.resources.status import Status
 
 cluster, operator = running_job()

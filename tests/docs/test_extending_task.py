@@ -29,7 +29,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = tmp_path_factory.mktemp("tree")
     section = PAGE.read_text(encoding="utf-8")
     entry, module = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    for name in ("crds", "trainer_image", "e2e", "charts", "docs"):
+    for name in ("crds", "trainer_image", "tests/support", "charts", "docs"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     text = (tree / TABLE).read_text(encoding="utf-8")
     [table] = re.finditer(r"^TASKS = \{[^}]*?\sin \([^)]*?(,?\s*\)\s*\})$", text, re.MULTILINE)
@@ -62,7 +62,7 @@ SCENARIO = '''
 import json, sys
 from pathlib import Path
 
-from e2e.platform.trainer.rank_harness import MANIFEST, Job, JobKind, make_model, records
+from tests.support.trainer.rank_harness import MANIFEST, Job, JobKind, make_model, records
 
 
 def pairs(count):

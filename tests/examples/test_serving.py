@@ -28,13 +28,13 @@ from s3fs import S3FileSystem
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.import_utils import is_serve_available
 
-from e2e.platform import s3
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.trainer.rank_harness import CAUSAL, WORDS, Job
 from tensafe_api.statement.contents import digest
 from tensorguard.checkpoint.store import MANIFEST
 from tensorguard.cli.main import main
 from tensorguard.signing.keys import PUBLIC_KEY, SIGNING_KEY
+from tests.support.programs import s3
+from tests.support.programs.controlplane import ControlPlane
+from tests.support.trainer.rank_harness import CAUSAL, WORDS, Job
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serving" / "deployment.yaml"
 BUCKET_FOLDER = f"{s3.BUCKET}/claims/final"

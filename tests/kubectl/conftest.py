@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.plugin_team import Plugin, PluginProcess, Result, Start, Team, Terminal
 from tensafe_kubectl.main import main
+from tests.support.plugin_team import Plugin, PluginProcess, Result, Start, Team, Terminal
+from tests.support.programs.controlplane import ControlPlane
 
 
 @pytest.fixture

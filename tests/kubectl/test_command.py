@@ -11,13 +11,13 @@ import sys
 
 import pytest
 
-from e2e.platform.fixtures.plugin_team import Terminal
 from tensafe_api.sanitize import clean_document
 from tensafe_kubectl.errors import CommandError
 from tensafe_kubectl.main import command_parser, main
 from tensafe_kubectl.terminal import age, bar, clean, print_facts, print_json
 from tensorguard.cli.arguments import Parser
 from tensorguard.cli.verbs import call_verb
+from tests.support.plugin_team import Terminal
 
 HEAVY = ("torch", "ray", "kopf", "transformers", "dp_accounting", "scipy", "numpy")
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.plugin_team import NAME, Team, running
 from tensafe_kubectl.connection import Options, connect
 from tensafe_kubectl.main import main
 from tensafe_operator.runtime.proxies import proxy_of_environment
+from tests.support.plugin_team import NAME, Team, running
+from tests.support.programs.controlplane import ControlPlane
 
 SECRET = "sesame"
 CONFIG = {

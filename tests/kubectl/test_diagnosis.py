@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.plugin_team import status_of
 from tensafe_api.fixes import Fix
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Attempt
 from tensafe_kubectl.diagnosis import PATIENCE_SECONDS, Seen, diagnose
 from tensafe_kubectl.hints import find_hint
 from tensafe_kubectl.screen import row_as_json
+from tests.support.plugin_team import status_of
 
 NOW = 1_800_000_000.0
 CREATED = "2027-01-15T08:00:00Z"  # NOW

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from e2e.platform.fixtures.plugin_team import NAME, Plugin, Team, status_of
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Attempt
+from tests.support.plugin_team import NAME, Plugin, Team, status_of
 
 pytestmark = pytest.mark.cluster
 

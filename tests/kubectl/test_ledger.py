@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.ledger_objects import SPEC, charged_status
-from e2e.platform.fixtures.plugin_team import NAME, Plugin, Team, status_of
 from tensafe_api.accounting import composition
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.ledger import PrivacyLedgerSpec
@@ -24,6 +22,8 @@ from tensafe_api.statement.contents import (
     canonical_json,
     digest,
 )
+from tests.support.ledger_objects import SPEC, charged_status
+from tests.support.plugin_team import NAME, Plugin, Team, status_of
 
 pytestmark = pytest.mark.cluster
 FOLDER = "s3://models/claims-triage/"

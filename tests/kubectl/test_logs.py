@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fakes.kubelet import NODE, FakeKubelet
-from e2e.platform.fixtures.plugin_team import NAME, Plugin, Team, Terminal, running, status_of
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Attempt
 from tensafe_kubectl.logs import Source, _write, failure_in_log, failure_of_pod, order
+from tests.support.fakes.kubelet import NODE, FakeKubelet
+from tests.support.plugin_team import NAME, Plugin, Team, Terminal, running, status_of
+from tests.support.programs.controlplane import ControlPlane
 
 cluster = pytest.mark.cluster
 STARTED = json.dumps({"kind": "started", "rank": 1, "time": 10.0})

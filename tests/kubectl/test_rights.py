@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.platform.fixtures.plugin_team import NAME, Plugin, Team, running
-from e2e.platform.fixtures.polling import wait_until
+from tests.support.plugin_team import NAME, Plugin, Team, running
+from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.cluster
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform.fixtures.manifests import MINIMAL
-from e2e.platform.fixtures.operator_harness import FreezableProxy
-from e2e.platform.fixtures.plugin_team import NAME, Plugin, Start, Team, running, status_of
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Attempt, Progress
 from tensafe_kubectl.api import Api, Object
+from tests.support.manifests import MINIMAL
+from tests.support.operator_harness import FreezableProxy
+from tests.support.plugin_team import NAME, Plugin, Start, Team, running, status_of
 
 pytestmark = pytest.mark.cluster
 SUCCEEDED = status_of(Phase.SUCCEEDED, Reason.COMPLETED, progress=Progress(step=20, total_steps=20))

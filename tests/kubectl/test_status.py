@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.platform.fixtures.plugin_team import NAME, Plugin, Team, running, status_of
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Attempt, CheckpointRecord, FinalModel, PrivacyStatus, Progress
+from tests.support.plugin_team import NAME, Plugin, Team, running, status_of
 
 pytestmark = pytest.mark.cluster
 

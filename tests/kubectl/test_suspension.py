@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.plugin_team import NAME, Plugin, Start, Team, running, status_of
 from tensafe_api.reasons import Phase, Reason
 from tensafe_kubectl.api import Api
+from tests.support.plugin_team import NAME, Plugin, Start, Team, running, status_of
 
 pytestmark = pytest.mark.cluster
 

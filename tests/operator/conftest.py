@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fakes.kuberay import install_kuberay_crds
-from e2e.platform.fixtures.job_harness import JobHarness, Refuse
-from e2e.platform.fixtures.operator_harness import OperatorHarness
-from e2e.platform.fixtures.roles import install_roles
+from tests.support.fakes.kuberay import install_kuberay_crds
+from tests.support.job_harness import JobHarness, Refuse
+from tests.support.operator_harness import OperatorHarness
+from tests.support.programs.controlplane import ControlPlane
+from tests.support.roles import install_roles
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from e2e.platform.fakes import statuses
-from e2e.platform.fixtures.job_harness import FINAL, JobHarness
+from tests.support.fakes import statuses
+from tests.support.job_harness import FINAL, JobHarness
 
 pytestmark = pytest.mark.cluster
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.operator_harness import OperatorHarness
-from e2e.platform.fixtures.operator_process import OperatorProcess
-from e2e.platform.fixtures.rule_examples import EARLIER_STEPS
 from tensafe_api.schema.admission_policy import GUARD_VERSION, POLICY_NAME, VERSION_ANNOTATION
 from tensafe_api.schema.crd import JOBS, LEDGERS, custom_resource_definition
+from tests.support.operator_harness import OperatorHarness
+from tests.support.operator_process import OperatorProcess
+from tests.support.rule_examples import EARLIER_STEPS
 
 pytestmark = pytest.mark.cluster
 

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from e2e.platform.fixtures.job_harness import JobHarness
+from tests.support.job_harness import JobHarness
 
 pytestmark = pytest.mark.cluster
 

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from e2e.platform.fakes import statuses
-from e2e.platform.fixtures.job_harness import FINAL, JobHarness
-from e2e.platform.fixtures.polling import wait_until
 from tensafe_operator import names
 from tensafe_operator.children import Manifest
 from tensafe_operator.runtime.api_client import ApiClient
 from tensafe_operator.runtime.api_errors import ApiError, ApiUnavailable
+from tests.support.fakes import statuses
+from tests.support.job_harness import FINAL, JobHarness
+from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.cluster
 

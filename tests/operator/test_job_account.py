@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.job_harness import JobHarness
 from tensafe_operator import names
+from tests.support.job_harness import JobHarness
 
 pytestmark = pytest.mark.cluster
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.manifests import MINIMAL, changed
-from e2e.platform.fixtures.rejected_manifests import INVALID_MANIFESTS
-from e2e.platform.fixtures.rule_examples import MORE_REJECTED, RULE_EXAMPLES, RuleExample
+from tests.support.manifests import MINIMAL, changed
+from tests.support.programs.controlplane import ControlPlane
+from tests.support.rejected_manifests import INVALID_MANIFESTS
+from tests.support.rule_examples import MORE_REJECTED, RULE_EXAMPLES, RuleExample
 
 pytestmark = pytest.mark.cluster
 

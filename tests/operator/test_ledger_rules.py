@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.ledger_objects import SPEC, LedgerObject, Pod, charged_status, make_pod
 from tensafe_operator.decision.parsing import parse_ledger_status
+from tests.support.ledger_objects import SPEC, LedgerObject, Pod, charged_status, make_pod
+from tests.support.programs.controlplane import ControlPlane
 
 pytestmark = [pytest.mark.cluster, pytest.mark.smoke]
 

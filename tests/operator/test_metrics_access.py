@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform import prometheus
-from e2e.platform.controlplane import CertificateAuthority
-from e2e.platform.fixtures.operator_harness import OperatorHarness
-from e2e.platform.fixtures.operator_process import OperatorProcess
-from e2e.platform.fixtures.polling import wait_until
 from tensafe_operator import installation
+from tests.support.operator_harness import OperatorHarness
+from tests.support.operator_process import OperatorProcess
+from tests.support.polling import wait_until
+from tests.support.programs import prometheus
+from tests.support.programs.controlplane import CertificateAuthority
 
 pytestmark = pytest.mark.cluster
 

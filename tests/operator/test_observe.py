@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import JOB_UID, FakeCluster
 from tensafe_operator import names
 from tensafe_operator.decision.observation import ClusterWarning
 from tensafe_operator.kinds import KINDS
 from tensafe_operator.observe import observe_cached, parse_warning
 from tensafe_operator.runtime.cache import Cache
+from tests.support.fake_cluster import JOB_UID, FakeCluster
 
 KEY = ("clinic", "claims-triage")
 

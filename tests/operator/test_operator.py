@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform.fakes.kuberay import install_kuberay_crds
-from e2e.platform.fixtures.operator_harness import FreezableProxy, OperatorHarness
-from e2e.platform.fixtures.operator_process import OperatorProcess
-from e2e.platform.fixtures.polling import TIMEOUT_SECONDS
-from e2e.platform.fixtures.rejected_manifests import REJECTED_BY_ACCOUNTING
-from e2e.platform.fixtures.roles import install_roles
 from tensafe_operator.leading import FIRST_RESYNC_SECONDS
+from tests.support.fakes.kuberay import install_kuberay_crds
+from tests.support.operator_harness import FreezableProxy, OperatorHarness
+from tests.support.operator_process import OperatorProcess
+from tests.support.polling import TIMEOUT_SECONDS
+from tests.support.rejected_manifests import REJECTED_BY_ACCOUNTING
+from tests.support.roles import install_roles
 
 pytestmark = pytest.mark.cluster
 

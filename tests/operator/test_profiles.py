@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fakes import statuses
-from e2e.platform.fixtures.job_harness import JobHarness
-from e2e.platform.fixtures.polling import wait_until
-from e2e.platform.fixtures.roles import install_roles
 from tensafe_api.resources.ledger import LEDGER_KIND
+from tests.support.fakes import statuses
+from tests.support.job_harness import JobHarness
+from tests.support.polling import wait_until
+from tests.support.programs.controlplane import ControlPlane
+from tests.support.roles import install_roles
 
 pytestmark = pytest.mark.cluster
 

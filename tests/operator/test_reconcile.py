@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from e2e.platform.api_server import ApiServer, connect, run_concurrently
-from e2e.platform.fakes import statuses
-from e2e.platform.fixtures.job_harness import FINAL, JobHarness
-from e2e.platform.fixtures.polling import wait_until
 from tensafe_operator import names
 from tensafe_operator.runtime.api_client import ApiClient
+from tests.support.fakes import statuses
+from tests.support.job_harness import FINAL, JobHarness
+from tests.support.polling import wait_until
+from tests.support.programs.api_server import ApiServer, connect, run_concurrently
 
 pytestmark = pytest.mark.cluster
 

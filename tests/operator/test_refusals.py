@@ -8,11 +8,6 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.controlplane import free_ports
-from e2e.platform.fakes import statuses
-from e2e.platform.fixtures.job_harness import JobHarness, Refuse
-from e2e.platform.fixtures.manifests import MINIMAL, changed
-from e2e.platform.fixtures.polling import wait_until
 from tensafe_api.reasons import Phase, Reason
 from tensafe_kubectl.hints import POD_FIELDS, find_hint
 from tensafe_operator.decision.conditions import JobState
@@ -21,6 +16,11 @@ from tensafe_operator.decision.observation import ClusterWarning, Observed
 from tensafe_operator.job_network import JobNetwork
 from tensafe_operator.runtime.api_errors import ApiUnavailable
 from tensafe_operator.settings import Settings
+from tests.support.fakes import statuses
+from tests.support.job_harness import JobHarness, Refuse
+from tests.support.manifests import MINIMAL, changed
+from tests.support.polling import wait_until
+from tests.support.programs.controlplane import free_ports
 
 pytestmark = pytest.mark.cluster
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.job_harness import JobHarness, Refuse
-from e2e.platform.fixtures.polling import wait_until
 from tensafe_api.reasons import Reason
 from tensafe_kubectl.diagnosis import Seen, diagnose
 from tensafe_operator.runtime.api_errors import ApiError
+from tests.support.job_harness import JobHarness, Refuse
+from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.cluster
 

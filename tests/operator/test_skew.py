@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fakes import statuses
-from e2e.platform.fixtures.job_harness import JobHarness
-from e2e.platform.fixtures.polling import wait_until
 from tensafe_api.schema import crd
+from tests.support.fakes import statuses
+from tests.support.job_harness import JobHarness
+from tests.support.polling import wait_until
+from tests.support.programs.controlplane import ControlPlane
 
 pytestmark = pytest.mark.cluster
 

@@ -17,9 +17,9 @@ import yaml
 from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
-from e2e.platform.controlplane import built
-from e2e.platform.helm import render_chart
-from e2e.platform.tools import tool
+from tests.support.programs.controlplane import built
+from tests.support.programs.helm import render_chart
+from tests.support.programs.tools import tool
 
 pytestmark = pytest.mark.cluster  # Helm and syft are built from their Go modules
 

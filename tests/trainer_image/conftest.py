@@ -13,10 +13,10 @@ import botocore.retryhandler
 import pytest
 from s3fs import S3FileSystem
 
-from e2e.platform import s3, sigstore
-from e2e.platform.fixtures import soft_hsm as soft_hsms
 from tensorguard.models import matrix_library
 from tensorguard.privacy import noise
+from tests.support import soft_hsm as soft_hsms
+from tests.support.programs import s3, sigstore
 
 matrix_library.use_reproducible_products()  # as a worker does, before the first product of matrices
 _noise_table = functools.lru_cache(maxsize=64)(noise._Table)

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures import job_objects
-from e2e.platform.fixtures.tls_handshake import handshake
-from e2e.platform.gotools import module_source, program
-from e2e.platform.versions import CERT_MANAGER_MODULE
 from tensafe_operator.children import Manifest, tls
 from tensafe_operator.job_tls import IssuerRef, JobTls, TlsMode
 from tensorguard.runners.pod.certificate import main
+from tests.support import job_objects
+from tests.support.programs.controlplane import ControlPlane
+from tests.support.programs.gotools import module_source, program
+from tests.support.programs.versions import CERT_MANAGER_MODULE
+from tests.support.tls_handshake import handshake
 
 pytestmark = pytest.mark.cluster
 

@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fakes.kuberay import install_kuberay_crds
-from e2e.platform.fixtures.job_objects import (
+from tensafe_api.manifest.text import ManifestError, load_manifest
+from tensafe_api.resolve import resolve_job
+from tensafe_operator.children import Manifest, access, configuration, ledger, matches, network
+from tensafe_operator.kinds import SHARED_KINDS
+from tests.support.fakes.kuberay import install_kuberay_crds
+from tests.support.job_objects import (
     EVERY_FIELD,
     FEW_FIELDS,
     SETTINGS,
@@ -26,12 +29,9 @@ from e2e.platform.fixtures.job_objects import (
     ray_job_of,
     text_of,
 )
-from e2e.platform.fixtures.openshift import restricted_v2
-from e2e.platform.fixtures.polling import wait_until
-from tensafe_api.manifest.text import ManifestError, load_manifest
-from tensafe_api.resolve import resolve_job
-from tensafe_operator.children import Manifest, access, configuration, ledger, matches, network
-from tensafe_operator.kinds import SHARED_KINDS
+from tests.support.openshift import restricted_v2
+from tests.support.polling import wait_until
+from tests.support.programs.controlplane import ControlPlane
 
 
 def test_labels_for_schedulers_are_on_the_ray_job_and_never_replace_ours() -> None:

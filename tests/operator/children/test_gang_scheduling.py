@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform.controlplane import ControlPlane, free_ports
-from e2e.platform.fakes.kuberay import kuberay_command
-from e2e.platform.fixtures.job_harness import JobHarness
-from e2e.platform.fixtures.job_objects import admitted, ray_job_of
-from e2e.platform.fixtures.polling import wait_until
-from e2e.platform.gotools import module_source
-from e2e.platform.processes import Processes
+from tests.support.fakes.kuberay import kuberay_command
+from tests.support.job_harness import JobHarness
+from tests.support.job_objects import admitted, ray_job_of
+from tests.support.polling import wait_until
+from tests.support.programs.controlplane import ControlPlane, free_ports
+from tests.support.programs.gotools import module_source
+from tests.support.programs.processes import Processes
 
 GOLDEN = Path(__file__).parent / "gang_scheduling"
 LABELS = {

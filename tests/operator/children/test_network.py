@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform.fixtures.manifests import MINIMAL, changed
-from e2e.platform.gotools import program
 from tensafe_api.manifest.validation import parse_job
 from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_operator.children import configuration, network, rayjob
 from tensafe_operator.job_network import Dns, JobNetwork, MetadataService
 from tensafe_operator.settings import Settings
+from tests.support.manifests import MINIMAL, changed
+from tests.support.programs.gotools import program
 
 pytestmark = pytest.mark.cluster
 

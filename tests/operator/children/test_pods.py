@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from e2e.platform.fixtures.job_objects import (
+from tensafe_operator.children import access
+from tests.support.job_objects import (
     EVERY_FIELD,
     FEW_FIELDS,
     SETTINGS,
@@ -15,8 +16,7 @@ from e2e.platform.fixtures.job_objects import (
     ray_job_of,
     text_of,
 )
-from e2e.platform.fixtures.rule_examples import RECIPIENT
-from tensafe_operator.children import access
+from tests.support.rule_examples import RECIPIENT
 
 
 def test_the_head_holds_neither_key_nor_token_nor_credentials() -> None:

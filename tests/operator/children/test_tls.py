@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures import job_objects
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_operator.children import Manifest, access, tls
 from tensafe_operator.job_tls import IssuerRef, JobTls, TlsMode
 from tensafe_operator.settings import Settings
 from tensorguard.runners.pod import gate
+from tests.support import job_objects
+from tests.support.programs.controlplane import ControlPlane
 
 PER_ATTEMPT = Settings(image="registry.example/tensafe-trainer:0.1")
 DISABLED = replace(PER_ATTEMPT, job_tls=JobTls(mode=TlsMode.DISABLED))

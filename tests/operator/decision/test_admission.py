@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, running_job, started_job
 from tensafe_api.resolve import resolve_job
 from tensafe_operator.decision.admission import Admitted, admit, with_ledger_values
 from tensafe_operator.decision.parsing import parse_ledger_spec
+from tests.support.fake_cluster import FakeCluster, FakeOperator, condition, running_job, started_job
 
 
 @pytest.mark.parametrize("place", ["dataset", "checkpoint"])

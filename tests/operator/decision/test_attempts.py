@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import SETTINGS, condition, running_job, start_next_attempt, started_job
 from tensafe_operator import names
 from tensafe_operator.decision.diagnosis import POLL_SECONDS
+from tests.support.fake_cluster import SETTINGS, condition, running_job, start_next_attempt, started_job
 
 
 def test_job_succeeds_only_when_ray_and_the_ledger_agree() -> None:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeOperator, Killed, running_job
 from tensafe_api.timestamps import format_time
 from tensafe_operator.decision import decide
 from tensafe_operator.decision.cleanup import KEPT_SECONDS
 from tensafe_operator.decision.observation import Delete
 from tensafe_operator.job_tls import IssuerRef, JobTls, TlsMode
+from tests.support.fake_cluster import SETTINGS, FakeOperator, Killed, running_job
 
 
 def test_ray_job_of_a_failed_attempt_is_kept_for_its_logs() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, running_job, started_job
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.status import Attempt
 from tensafe_api.timestamps import format_time
 from tensafe_operator.decision.deadline import check_deadline
 from tensafe_operator.settings import Settings
+from tests.support.fake_cluster import FakeCluster, FakeOperator, condition, running_job, started_job
 
 
 def test_deadline_counts_all_attempts_together() -> None:

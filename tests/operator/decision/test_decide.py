@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, Killed, running_job
+from tests.support.fake_cluster import FakeCluster, FakeOperator, Killed, running_job
 
 
 def test_ledger_then_status_then_ray_job_are_written_in_this_order() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, running_job
 from tensafe_api.timestamps import format_time
+from tests.support.fake_cluster import FakeCluster, FakeOperator, running_job
 
 
 def delete(cluster: FakeCluster, finalizer: str) -> None:

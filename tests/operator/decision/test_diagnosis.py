@@ -8,16 +8,6 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fakes import statuses
-from e2e.platform.fixtures.blocked_pods import UNSCHEDULABLE, observe, pod, waiting_pod
-from e2e.platform.fixtures.fake_cluster import (
-    FakeCluster,
-    FakeOperator,
-    condition,
-    running_job,
-    start_next_attempt,
-    started_job,
-)
 from tensafe_api.fixes import Fix
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.timestamps import format_time
@@ -30,6 +20,16 @@ from tensafe_operator.decision.diagnosis import (
 )
 from tensafe_operator.decision.observation import ClusterWarning, Observed
 from tensafe_operator.decision.parsing import count_ready_workers
+from tests.support.blocked_pods import UNSCHEDULABLE, observe, pod, waiting_pod
+from tests.support.fake_cluster import (
+    FakeCluster,
+    FakeOperator,
+    condition,
+    running_job,
+    start_next_attempt,
+    started_job,
+)
+from tests.support.fakes import statuses
 
 RAY_JOB, CLUSTER = "claims-triage-a1", "claims-triage-a1-x"
 HEAD, WORKER = f"{RAY_JOB}-head", f"{RAY_JOB}-worker"

@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.platform.fakes import statuses
-from e2e.platform.fixtures.failed_pods import (
+from tensafe_api.driver_exit_codes import driver_exit_code
+from tensafe_api.reasons import Reason
+from tensafe_api.resources.status import Attempt, FailedPod, Status
+from tensafe_api.timestamps import format_time
+from tensafe_operator.children.rayjob import GRACE_SECONDS
+from tensafe_operator.decision.diagnosis import NODE_SECONDS
+from tensafe_operator.decision.failed_pods import CRASH_SECONDS, remember_failed_pods
+from tensafe_operator.decision.observation import Observed
+from tests.support.failed_pods import (
     HEAD,
     NO_BASH,
     ONE_WORKER,
@@ -21,21 +28,14 @@ from e2e.platform.fixtures.failed_pods import (
     starting_job,
     unstarted,
 )
-from e2e.platform.fixtures.fake_cluster import (
+from tests.support.fake_cluster import (
     FakeCluster,
     FakeOperator,
     condition,
     running_job,
     start_next_attempt,
 )
-from tensafe_api.driver_exit_codes import driver_exit_code
-from tensafe_api.reasons import Reason
-from tensafe_api.resources.status import Attempt, FailedPod, Status
-from tensafe_api.timestamps import format_time
-from tensafe_operator.children.rayjob import GRACE_SECONDS
-from tensafe_operator.decision.diagnosis import NODE_SECONDS
-from tensafe_operator.decision.failed_pods import CRASH_SECONDS, remember_failed_pods
-from tensafe_operator.decision.observation import Observed
+from tests.support.fakes import statuses
 
 WORKER = "claims-triage-a1-worker"
 NO_ROOM = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, FakeOperator, condition, running_job
 from tensafe_api.resolve import Claim, resolve_job
 from tensafe_api.timestamps import format_time
 from tensafe_operator.decision import decide
@@ -16,6 +15,7 @@ from tensafe_operator.decision.admission import CALIBRATION_SECONDS, Admission
 from tensafe_operator.decision.figures import POINTS, AllowedSteps, AskedFigures, Epsilon, Figure
 from tensafe_operator.decision.parsing import parse_ledger_spec
 from tests.operator.decision.test_privacy_status import publish_checkpoint
+from tests.support.fake_cluster import SETTINGS, FakeCluster, FakeOperator, condition, running_job
 
 PLANNED = 1000
 

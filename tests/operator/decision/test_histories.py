@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, FakeOperator, Killed, own_actions
 from tensafe_operator.decision import decide
 from tensafe_operator.decision.predecessors import Predecessors
+from tests.support.fake_cluster import SETTINGS, FakeCluster, FakeOperator, Killed, own_actions
 
 HISTORIES = int(os.environ.get("TENSAFE_HISTORIES", "150"))
 STEPS = 45

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, Killed, condition, running_job
 from tensafe_api.reasons import Reason
 from tensafe_operator.decision.admission import Rejected
+from tests.support.fake_cluster import FakeCluster, FakeOperator, Killed, condition, running_job
 
 
 def test_manifest_that_a_newer_release_rejects_does_not_stop_the_counting(monkeypatch: pytest.MonkeyPatch) -> None:

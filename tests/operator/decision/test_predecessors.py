@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import JOB_UID, FakeCluster, condition, running_job, started_job
 from tensafe_api.reasons import Reason
 from tensafe_api.timestamps import format_time
 from tensafe_operator import names
 from tensafe_operator.decision.observation import Observed
 from tensafe_operator.decision.predecessors import DELETED_SECONDS, FORGOTTEN_SECONDS, find_predecessors
+from tests.support.fake_cluster import JOB_UID, FakeCluster, condition, running_job, started_job
 
 
 def test_next_attempt_waits_for_the_pods_of_the_last_one() -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import FakeCluster, running_job
 from tensafe_api.timestamps import format_time
+from tests.support.fake_cluster import FakeCluster, running_job
 
 
 def test_running_job_shows_the_spent_epsilon() -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, FakeOperator, condition, start_next_attempt
 from tensafe_api.manifest.text import dump_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.base import fields_of
@@ -22,6 +21,7 @@ from tensafe_operator.decision.admission import Admitted, Rejected, admit
 from tensafe_operator.decision.blockers import Blocker
 from tensafe_operator.decision.observation import Create
 from tensafe_operator.decision.profile import LISTS, MAPS, merge, take_profile
+from tests.support.fake_cluster import SETTINGS, FakeCluster, FakeOperator, condition, start_next_attempt
 
 IMAGE = {"image": "site:1", "rayVersion": "2.60.0"}
 TEAM = {"key": "gpu", "operator": "Exists"}

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, FakeOperator, condition, started_job
 from tensafe_api.fixes import Fix
 from tensafe_api.reasons import Reason
 from tensafe_api.timestamps import format_time
 from tensafe_operator.decision.diagnosis import NODE_SECONDS
+from tests.support.fake_cluster import SETTINGS, FakeCluster, FakeOperator, condition, started_job
 
 UNREADABLE, NO_MODEL = "exit code 70", "exit code 72"
 

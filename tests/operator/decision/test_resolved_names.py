@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures import fake_cluster
-from e2e.platform.fixtures.fake_cluster import (
+from tensafe_operator.decision import decide
+from tensafe_operator.settings import Settings
+from tests.support import fake_cluster
+from tests.support.fake_cluster import (
     FakeCluster,
     FakeOperator,
     condition,
@@ -16,8 +18,6 @@ from e2e.platform.fixtures.fake_cluster import (
     start_next_attempt,
     started_job,
 )
-from tensafe_operator.decision import decide
-from tensafe_operator.settings import Settings
 
 DIGEST = "sha256:" + "ab" * 32
 PULLED = f"hub.example/library/trainer@{DIGEST}"

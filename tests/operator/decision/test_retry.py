@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import condition, running_job, started_job
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.ledger import MAX_ATTEMPTS
 from tensafe_api.resources.status import Attempt
@@ -12,6 +11,7 @@ from tensafe_api.timestamps import format_time
 from tensafe_kubectl.diagnosis import Seen, diagnose
 from tensafe_operator.decision.attempts import Assessment, AttemptState
 from tensafe_operator.decision.retry import backoff_end, state_after
+from tests.support.fake_cluster import condition, running_job, started_job
 
 
 def ended(number: int, reason: Reason = Reason.WORKER_LOST) -> Attempt:

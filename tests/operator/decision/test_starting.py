@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import (
+from tensafe_operator import names
+from tensafe_operator.decision import decide
+from tensafe_operator.decision.observation import Create
+from tensafe_operator.decision.starting import ANSWER_SECONDS
+from tests.support.fake_cluster import (
     SETTINGS,
     FakeCluster,
     FakeOperator,
@@ -23,10 +27,6 @@ from e2e.platform.fixtures.fake_cluster import (
     start_next_attempt,
     started_job,
 )
-from tensafe_operator import names
-from tensafe_operator.decision import decide
-from tensafe_operator.decision.observation import Create
-from tensafe_operator.decision.starting import ANSWER_SECONDS
 
 
 def test_cleared_status_starts_no_attempt_beside_a_running_one() -> None:

@@ -6,10 +6,10 @@ import contextlib
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, Killed, condition, running_job, started_job
 from tensafe_api.timestamps import format_time
 from tensafe_operator.decision.starting import ANSWER_SECONDS
 from tensafe_operator.decision.suspension import SUSPEND_SECONDS
+from tests.support.fake_cluster import FakeCluster, FakeOperator, Killed, condition, running_job, started_job
 
 
 def test_suspended_job_shows_its_plan_and_starts_nothing() -> None:

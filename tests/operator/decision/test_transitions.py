@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator
 from tensafe_api.reasons import EventReason, Phase, Reason
 from tensafe_api.resources.status import Status
 from tensafe_operator.decision.transitions import Transition, transitions_between
+from tests.support.fake_cluster import FakeCluster, FakeOperator
 
 DOCUMENTED = {word.value for kind in (EventReason, Phase, Reason) for word in kind}
 

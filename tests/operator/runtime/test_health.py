@@ -13,7 +13,6 @@ from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from e2e.platform.fixtures.lease_store import LeaseStore
 from tensafe_operator.runtime import health as health_module
 from tensafe_operator.runtime import leader_election
 from tensafe_operator.runtime.authorization import Authorizer
@@ -21,6 +20,7 @@ from tensafe_operator.runtime.health import Health
 from tensafe_operator.runtime.leader_election import LeaderElection
 from tensafe_operator.runtime.lease_durations import DEFAULT_DURATIONS
 from tensafe_operator.runtime.metrics import OperatorMetrics
+from tests.support.lease_store import LeaseStore
 
 
 class Clock:

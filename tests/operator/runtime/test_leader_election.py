@@ -20,11 +20,11 @@ from kubernetes.aio.client import ApiException, Configuration
 from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
 from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 
-from e2e.platform.fixtures.lease_store import LeaseStore
 from tensafe_operator.runtime import leader_election
 from tensafe_operator.runtime.api_client import ApiClient
 from tensafe_operator.runtime.leader_election import LeaderElection
 from tensafe_operator.runtime.lease_durations import LeaseDurations
+from tests.support.lease_store import LeaseStore
 
 TURNS = range(8)
 """Numbers of turns of the event loop between the answer and the cancellation."""

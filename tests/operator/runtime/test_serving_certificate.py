@@ -13,10 +13,10 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from e2e.platform.controlplane import CertificateAuthority
 from tensafe_operator.runtime import serving_certificate
 from tensafe_operator.runtime.errors import ConfigurationError
 from tensafe_operator.runtime.serving_certificate import ServingCertificate
+from tests.support.programs.controlplane import CertificateAuthority
 
 
 class Secret:

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, Timer
 from tensafe_operator.runtime import shutdown
 from tensafe_operator.runtime.shutdown import TaskSupervisor
+from tests.support.polling import TIMEOUT_SECONDS, Timer
 
 
 async def wait_for_ever() -> None:

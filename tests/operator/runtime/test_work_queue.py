@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from e2e.platform.fixtures.served_queue import drive
 from tensafe_operator.runtime import work_queue
 from tensafe_operator.runtime.api_errors import ApiUnavailable
 from tensafe_operator.runtime.objects import Key
 from tensafe_operator.runtime.work_queue import WorkQueue
+from tests.support.served_queue import drive
 
 ONE, TWO = ("clinic", "one"), ("clinic", "two")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.trainer.thread_group import ThreadChannel, outcomes_of, results_of
+from tests.support.trainer.thread_group import ThreadChannel, outcomes_of, results_of
 
 Workers = Callable[[int, Callable[[ThreadChannel], Any]], list[Any]]
 

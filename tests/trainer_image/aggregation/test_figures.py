@@ -13,7 +13,6 @@ import pytest
 import torch
 from scipy import stats
 
-from e2e.platform.trainer.private_steps import JOB_KEY
 from tensorguard.aggregation.channel import AggregationError
 from tensorguard.aggregation.pairwise_masks import PairwiseMasks
 from tensorguard.aggregation.protocol import AggregationConfig, SecureAggregator
@@ -24,6 +23,7 @@ from tensorguard.data.shard import Shard, Target, records_table, units_table
 from tensorguard.models.tasks import task_named
 from tensorguard.training import evaluation
 from tensorguard.training.evaluation import MAX_MEAN_LOSS, evaluate_on_all_ranks
+from tests.support.trainer.private_steps import JOB_KEY
 
 Run = Callable[[int, Callable[[Any], Any]], list[Any]]
 CPU = torch.device("cpu")

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from e2e.platform.trainer.private_steps import JOB_KEY, example_mechanism, take_steps
 from tensafe_api.resources.mechanism import charged_events
 from tensafe_api.statement.contents import AggregationStatement, StatementInputs, build_statement, render_markdown
 from tensorguard.aggregation import pairwise_masks
@@ -24,6 +23,7 @@ from tensorguard.aggregation.registry import DEFAULT_PROTOCOL, PROTOCOLS, create
 from tensorguard.aggregation.session import Session
 from tensorguard.aggregation.verify import CHALLENGES
 from tensorguard.training.budget_gate import Verdict
+from tests.support.trainer.private_steps import JOB_KEY, example_mechanism, take_steps
 
 Run = Callable[[int, Callable[[Any], Any]], list[Any]]
 PAGE = Path(__file__).parents[3] / "docs" / "extending" / "aggregation-protocol.md"

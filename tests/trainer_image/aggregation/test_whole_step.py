@@ -18,8 +18,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from e2e.platform.trainer.private_steps import Shard, StepResults, example_mechanism, take_steps
 from tensorguard.training.budget_gate import Verdict
+from tests.support.trainer.private_steps import Shard, StepResults, example_mechanism, take_steps
 
 Run = Callable[[int, Callable[[Any], Any]], list[Any]]
 

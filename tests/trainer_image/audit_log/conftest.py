@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.fixtures.ledger_files import SPEC
 from tensorguard.audit_log.audited_ledger import AuditedLedger
 from tensorguard.audit_log.line_files import LineFile
 from tensorguard.audit_log.log import AuditLog
 from tensorguard.audit_log.places import AUDIT_LOG
 from tensorguard.ledger.file import FileLedger
+from tests.support.ledger_files import SPEC
 
 Open = Callable[[], AuditedLedger]
 

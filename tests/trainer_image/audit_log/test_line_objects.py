@@ -9,9 +9,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from e2e.platform.s3 import BUCKET, S3
 from tensorguard.audit_log.line_files import AuditLogUnwritable
 from tensorguard.audit_log.line_objects import LineObjects
+from tests.support.programs.s3 import BUCKET, S3
 
 
 def line(number: int) -> bytes:

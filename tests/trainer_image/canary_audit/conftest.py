@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from e2e.platform.trainer.audits import MANIFEST, scores_on_threads
 from tensafe_api.manifest.text import load_manifest
 from tensafe_api.resolve import resolve_job
 from tensorguard.canary_audit.job_audit import Audit, AuditResult
 from tensorguard.canary_audit.lower_bound import GuessPlan
 from tensorguard.canary_audit.ranks import AuditSize
+from tests.support.trainer.audits import MANIFEST, scores_on_threads
 
 RunAudit = Callable[..., AuditResult]
 

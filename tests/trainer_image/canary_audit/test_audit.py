@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from e2e.platform.trainer.audits import MANIFEST
 from tensafe_api.manifest.text import load_manifest
 from tensafe_api.resolve import resolve_job
 from tensorguard.canary_audit.job_audit import Audit, AuditResult, claimed_steps
@@ -23,6 +22,7 @@ from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.privacy.sampling import PoissonSampler
 from tensorguard.privacy.stream import SecretStream
 from tensorguard.training.budget_gate import BudgetGate
+from tests.support.trainer.audits import MANIFEST
 
 RunAudit = Callable[..., AuditResult]
 SIGMA = 'spec.privacy.noiseMultiplier="1.4"'

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from e2e.platform.trainer.private_steps import example_mechanism
-from e2e.platform.trainer.rank_harness import SingleRankChannel
-from e2e.platform.trainer.thread_group import results_of
 from tensorguard.canary_audit.canaries import Canaries, CanaryGradients, Scores
 from tensorguard.canary_audit.job_audit import AuditResult
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.privacy.stream import SecretStream
 from tensorguard.training.stop_signal import StopSignal
+from tests.support.trainer.private_steps import example_mechanism
+from tests.support.trainer.rank_harness import SingleRankChannel
+from tests.support.trainer.thread_group import results_of
 
 CPU = torch.device("cpu")
 COORDINATES = np.array([7, 2, 30])

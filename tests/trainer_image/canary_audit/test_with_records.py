@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from e2e.platform.trainer.rank_harness import Job, SingleRankChannel
 from tensorguard.canary_audit.canaries import Scores
 from tensorguard.canary_audit.ranks import SCORES, AuditSize, AuditWorker
 from tensorguard.privacy.gradients import PerExampleGradients
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.training.worker import take_part
+from tests.support.trainer.rank_harness import Job, SingleRankChannel
 
 CPU = torch.device("cpu")
 

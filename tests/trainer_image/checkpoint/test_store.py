@@ -15,10 +15,10 @@ import fsspec
 import pytest
 from s3fs import S3FileSystem
 
-from e2e.platform.s3 import BUCKET, S3
 from tensafe_api.statement.contents import digest
 from tensorguard.checkpoint.store import MANIFEST, CheckpointCorrupt, CheckpointError, CheckpointStore
 from tensorguard.storage import RetryingFileSystem
+from tests.support.programs.s3 import BUCKET, S3
 
 FILES = {"adapter.safetensors": bytes(range(256)), "config.json": b"{}", "empty": b""}
 NEWER = {"adapter.safetensors": b"newer", "statement.json": b"{}"}

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from e2e.platform.trainer.cli import call
+from tests.support.trainer.cli import call
 
 ACCOUNT = ["account", "--sample-rate", "0.04", "--steps", "2250", "--delta", "1e-5"]
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from e2e.platform.trainer.audits import MANIFEST, scores_on_threads
 from tensorguard.canary_audit import job_audit
 from tensorguard.cli.main import main
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.runners.preflight import RunRefused
+from tests.support.trainer.audits import MANIFEST, scores_on_threads
 
 Call = Callable[..., int]
 

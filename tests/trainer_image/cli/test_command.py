@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform.trainer.cli import call
 from tensafe_api.accounting.composition import format_epsilon
 from tensafe_api.resources.numeric import MAX_WORKERS
 from tensafe_api.statement.contents import canonical_json
@@ -25,6 +24,7 @@ from tensorguard.checkpoint.trainer_state import TrainerState
 from tensorguard.cli.main import command_parser
 from tensorguard.ledger.file import FileLedger
 from tensorguard.training.run_log import RunLog
+from tests.support.trainer.cli import call
 
 Write = Callable[..., str]
 

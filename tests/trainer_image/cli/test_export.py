@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from e2e.platform.fakes.clock import Clock
-from e2e.platform.trainer.recorded_run import RecordedRun, crashed_and_finished
 from tensafe_api.manifest.text import dump_manifest
 from tensafe_api.reasons import Reason
 from tensorguard.cli.main import main
@@ -19,6 +17,8 @@ from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local.status import fold_status
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.run_log import Ended, RunLogReader
+from tests.support.fakes.clock import Clock
+from tests.support.trainer.recorded_run import RecordedRun, crashed_and_finished
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
 
-from e2e.platform.trainer.rank_harness import make_tokenizer
 from tensorguard.cli import plan_memory
 from tensorguard.cli.arguments import memory_size
 from tensorguard.cli.job_loading import load_job
 from tensorguard.cli.main import main
 from tensorguard.cli.plan_memory import PROCESS, WorkerMemory, size_text, worker_memory
+from tests.support.trainer.rank_harness import make_tokenizer
 
 Write = Callable[..., str]
 FEW_STEPS: dict[str, Any] = {"privacy__accountant": "RDP", "training": {"steps": 40, "expectedBatchSize": 256}}

@@ -13,10 +13,10 @@ from typing import Any
 import fsspec
 import pytest
 
-from e2e.platform import s3
 from tensafe_api.statement.contents import canonical_json, digest
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.cli.main import main
+from tests.support.programs import s3
 
 RAW: dict[str, Any] = json.loads((Path(__file__).parents[2] / "api/statement.json").read_text("utf-8"))
 

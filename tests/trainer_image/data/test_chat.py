@@ -6,11 +6,11 @@ import tracemalloc
 
 import pytest
 
-from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data.chat import RENDERED_CHARACTERS, assistant_turns, is_written, renderer, rendering_cost
 from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.unusable import Unusable
+from tests.support.trainer.tokenising import tokeniser
 
 MESSAGES = {"messages": "m"}
 # The last assistant turn gets a "tool" mark, and loses it when another turn follows, as Qwen 3 does with reasoning.

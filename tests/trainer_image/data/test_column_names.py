@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from e2e.platform.trainer.data_files import records_at
 from tensorguard.data.errors import DataError
 from tensorguard.data.listing import inspect
 from tensorguard.data.memory import memory_tables
 from tensorguard.data.packed import tables_in
 from tensorguard.data.raw_table import Wanted
 from tensorguard.data.read import _raw_block
+from tests.support.trainer.data_files import records_at
 
 Records = list[dict[str, Any]]
 

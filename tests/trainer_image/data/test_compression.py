@@ -14,8 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from e2e.platform.trainer.data_files import TEXT_LABEL, records_at, rows_at
-from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data import keys, listing
 from tensorguard.data.compression import CorruptArchive, compression_of, decompressed
 from tensorguard.data.errors import DataError, UnreadableDataError
@@ -24,6 +22,8 @@ from tensorguard.data.pod_shard import prepare_pod_shard
 from tensorguard.data.raw_table import Wanted
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import Shard
+from tests.support.trainer.data_files import TEXT_LABEL, records_at, rows_at
+from tests.support.trainer.tokenising import tokeniser
 
 CONTENT = {
     "jsonl": b'{"text": "a b", "label": 1}\n\n{"text": "one\\ntwo", "label": 0}\n{"text": "c"}',

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from e2e.platform.trainer.data_files import refusal, rows_at
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.files import Source
 from tensorguard.data.formats import format_named
 from tensorguard.data.raw_table import Wanted
+from tests.support.trainer.data_files import refusal, rows_at
 
 BY_POSITION = {"text": "0", "label": "1"}
 

@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data import formats
 from tensorguard.data.errors import DataError
 from tensorguard.data.formats import DataFormat, format_of
@@ -23,6 +22,7 @@ from tensorguard.data.pod_shard import prepare_pod_shard
 from tensorguard.data.raw_table import Wanted
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import Shard
+from tests.support.trainer.tokenising import tokeniser
 
 PAGE = Path(__file__).parents[3] / "docs" / "extending" / "data-format.md"
 MODULE = "tensorguard.data.formats.logfmt"

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from e2e.platform.trainer.data_files import TEXT_LABEL, refusal, rows_at
 from tensorguard.data import listing
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.files import Source
@@ -19,6 +18,7 @@ from tensorguard.data.listing import inspect
 from tensorguard.data.packed import tables_in
 from tensorguard.data.raw_table import Wanted, python_values
 from tensorguard.data.read import _raw_block, _read_fragments
+from tests.support.trainer.data_files import TEXT_LABEL, refusal, rows_at
 
 
 def test_jsonl_values_keep_their_types(tmp_path):

@@ -223,7 +223,7 @@ def test_public_images_are_recognised_in_another_format(make_spec: Any, tmp_path
 
 
 def test_rows_are_looked_up_level_by_level_and_dummies_are_black() -> None:
-    from e2e.platform.trainer.pipeline import make_shard
+    from tests.support.trainer.pipeline import make_shard
 
     shard = make_shard([[([5, 9, 11], 1)], [([7], 0)]], "ImageClassification")
     form = PixelRows(ImageRecipe((32, 32), 2, None, LEVELS))

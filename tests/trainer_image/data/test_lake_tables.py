@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from e2e.platform.trainer.data_files import refusal
 from tensorguard.data.lake_tables import table_of
 from tensorguard.data.listing import inspect
 from tensorguard.data.raw_table import Wanted
+from tests.support.trainer.data_files import refusal
 
 COLUMNS = {"text": "text"}
 LOGS = {

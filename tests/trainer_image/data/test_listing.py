@@ -7,11 +7,11 @@ import fsspec
 import pyarrow as pa
 import pytest
 
-from e2e.platform.trainer.data_files import TEXT_LABEL, refusal, rows_at
 from tensorguard.data.addresses import list_files
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.listing import files_at, inspect
 from tensorguard.data.raw_table import Wanted
+from tests.support.trainer.data_files import TEXT_LABEL, refusal, rows_at
 
 ROWS = "text,label\na,1\nb,0\n"
 

@@ -4,10 +4,10 @@ import datasets
 import pandas as pd
 import pytest
 
-from e2e.platform.trainer.data_files import TEXT_LABEL
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.raw_table import Wanted
 from tensorguard.data.read import from_memory
+from tests.support.trainer.data_files import TEXT_LABEL
 
 
 @pytest.mark.parametrize(

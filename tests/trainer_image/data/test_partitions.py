@@ -6,10 +6,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from e2e.platform.trainer.data_files import records_at, refusal
 from tensorguard.data.listing import inspect
 from tensorguard.data.partitions import partition_values
 from tensorguard.data.raw_table import Wanted
+from tests.support.trainer.data_files import records_at, refusal
 
 
 @pytest.mark.parametrize(

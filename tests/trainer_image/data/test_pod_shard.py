@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.keys import dataset_digest
 from tensorguard.data.listing import tables_at
@@ -19,6 +18,7 @@ from tensorguard.data.raw_table import Wanted
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import Shard
 from tensorguard.data.tokenise import Tokeniser
+from tests.support.trainer.tokenising import tokeniser
 
 KEY = b"0123456789abcdef"
 WORKERS = 3

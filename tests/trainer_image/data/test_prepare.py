@@ -13,7 +13,6 @@ import pytest
 import ray
 import torch
 
-from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data import read as reading
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.raw_table import Wanted
@@ -22,6 +21,7 @@ from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import Shard
 from tensorguard.data.shards import prepare, prepare_public
 from tensorguard.data.unusable import Unusable
+from tests.support.trainer.tokenising import tokeniser
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 KEY = b"a secret key of thirty-two bytes"

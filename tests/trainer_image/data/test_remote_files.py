@@ -10,8 +10,6 @@ import pytest
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from s3fs import S3FileSystem
 
-from e2e.platform.s3 import BUCKET
-from e2e.platform.trainer.data_files import TEXT_LABEL
 from tensafe_api.resources.training import Storage
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.formats import format_named
@@ -19,6 +17,8 @@ from tensorguard.data.formats.base import DataFile
 from tensorguard.data.listing import inspect
 from tensorguard.data.raw_table import Wanted
 from tensorguard.storage import filesystem_options
+from tests.support.programs.s3 import BUCKET
+from tests.support.trainer.data_files import TEXT_LABEL
 
 
 class RemoteFileSystem(AbstractFileSystem):

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.data.extensions import ArrowPythonObjectArray, ArrowTensorArray, ArrowVariableShapedTensorArray
 
-from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data import keys
 from tensorguard.data.partition import merge, split_by_unit
 from tensorguard.data.raw_table import Rows, Wanted, raw_table
@@ -17,6 +16,7 @@ from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import Shard, Target, write
 from tensorguard.data.tokenise import Example, Tokeniser
 from tensorguard.data.unusable import Unusable
+from tests.support.trainer.tokenising import tokeniser
 
 KEY = b"0123456789abcdef"
 WORKERS = 3

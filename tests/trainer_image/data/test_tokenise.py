@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import ByT5Tokenizer
 
-from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.tokenise import is_fast, token_ids, token_spans
 from tensorguard.data.unusable import Unusable
+from tests.support.trainer.tokenising import tokeniser
 
 PAIR = {"prompt": "p", "completion": "c"}
 

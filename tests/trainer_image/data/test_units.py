@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from e2e.platform.trainer.data_files import records_at
-from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data.errors import DataError
 from tensorguard.data.memory import memory_tables
 from tensorguard.data.pod_shard import prepare_pod_shard
 from tensorguard.data.raw_table import Wanted
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import Shard
+from tests.support.trainer.data_files import records_at
+from tests.support.trainer.tokenising import tokeniser
 
 COLUMNS = {"text": "text", "user": "id"}
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data.errors import DataError
 from tensorguard.data.pod_shard import prepare_pod_evaluation, prepare_pod_shard
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import Shard
 from tensorguard.data.unusable import Tally, Unusable, refused_kinds
+from tests.support.trainer.tokenising import tokeniser
 
 COLUMNS = {"text": "text", "label": "label"}
 FOUND = st.tuples(st.sampled_from(Unusable), st.sampled_from(["a", "b"]), st.integers(0, 99))

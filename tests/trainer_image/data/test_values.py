@@ -235,7 +235,7 @@ def test_label_that_is_not_utf8(value: Any) -> None:
 
 
 def test_names_that_are_one_text_are_refused_before_a_record_is_read(make_tokenizer: Any) -> None:
-    from e2e.platform.trainer.tokenising import tokeniser
+    from tests.support.trainer.tokenising import tokeniser
 
     with pytest.raises(DataError, match=r"spec\.model\.labelNames: 'Red' and ' red' are the same"):
         tokeniser(make_tokenizer(), Recipe({"text": "t", "label": "l"}, 8, labels=3, label_names=("Red", "2", " red")))

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.trainer.rank_harness import make_model, records
 from tensorguard.audit_log.places import AUDIT_LOG
 from tensorguard.cli.main import main
 from tensorguard.distributed import (
@@ -23,6 +22,7 @@ from tensorguard.distributed import (
     TSSPCheckpointCallback,
 )
 from tensorguard.signing import keys
+from tests.support.trainer.rank_harness import make_model, records
 
 RECORDS = [{"text": f"note {number}", "label": number % 2} for number in range(200)]
 Make = Callable[..., TenSafeTrainingConfig]

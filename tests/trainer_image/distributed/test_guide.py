@@ -15,7 +15,6 @@ import ray
 from datasets import Dataset
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from e2e.platform.trainer.rank_harness import make_model, records
 from tensafe_api.accounting import composition
 from tensafe_api.statement.contents import recompute_epsilon
 from tensorguard.distributed import (
@@ -28,6 +27,7 @@ from tensorguard.distributed import (
     TenSafeTrainingConfig,
 )
 from tensorguard.ledger.file import FileLedger
+from tests.support.trainer.rank_harness import make_model, records
 
 PAGE = Path(__file__).parents[3] / "docs" / "python-api.md"
 

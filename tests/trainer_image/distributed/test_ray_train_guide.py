@@ -17,7 +17,6 @@ import pandas
 import pytest
 import torch
 
-from e2e.platform.trainer.rank_harness import make_model, records
 from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import Spec
 from tensorguard.distributed import (
@@ -33,6 +32,7 @@ from tensorguard.distributed._manifests import build_job
 from tensorguard.distributed._progress_log import LOGGER
 from tensorguard.ledger.file import FileLedger
 from tensorguard.training.config import PRIVATE_METRICS
+from tests.support.trainer.rank_harness import make_model, records
 
 PAGE = Path(__file__).parents[3] / "docs" / "python-api.md"
 ROWS = [{"text": f"note {number}", "label": number % 2} for number in range(200)]

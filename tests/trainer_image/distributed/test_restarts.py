@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from e2e.platform.trainer.command import CHECKPOINT_STEPS, kill_rank_0
-from e2e.platform.trainer.rank_harness import make_model, records
 from tensorguard.distributed import DistributedDPConfig, TenSafeCallback, TenSafeTrainer, TenSafeTrainingConfig
 from tensorguard.integrations import TensorBoardCallback
 from tensorguard.ledger.file import FileLedger
+from tests.support.trainer.command import CHECKPOINT_STEPS, kill_rank_0
+from tests.support.trainer.rank_harness import make_model, records
 
 pytestmark = pytest.mark.ray
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from e2e.platform.trainer.tokenising import tokeniser
 from tensafe_api.resources.job import Spec
 from tensorguard.data.memory import memory_tables
 from tensorguard.data.partition import merge, no_records, split_by_unit
@@ -21,6 +20,7 @@ from tensorguard.data.shard import Shard
 from tensorguard.data.tokenise import Example, Tokeniser
 from tensorguard.data.unusable import Unusable
 from tensorguard.inspection.collect import WHOLE_LENGTH, Collector, small, whole_recipe
+from tests.support.trainer.tokenising import tokeniser
 
 KEY, WORKERS = b"0123456789abcdef", 3
 Rows = Sequence[dict[str, Any]]

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from e2e.platform.trainer.tokenising import tokeniser
 from tensafe_api.resources.job import Spec
 from tensorguard.data.raw_table import Wanted
 from tensorguard.data.recipe import Recipe
@@ -20,6 +19,7 @@ from tensorguard.inspection.collect import Collector, small
 from tensorguard.inspection.files import describe_files
 from tensorguard.inspection.inspection import Column, File
 from tensorguard.inspection.reading import read_files
+from tests.support.trainer.tokenising import tokeniser
 
 ROWS = [{"t": f"dog {i}", "l": i % 2} for i in range(4)]
 USED = (Column("t", None, "text"), Column("l", None, "label"))

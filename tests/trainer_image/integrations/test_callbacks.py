@@ -18,8 +18,6 @@ from typing import Any
 import pytest
 
 import tensorguard.integrations
-from e2e.platform.fixtures.polling import wait_until
-from e2e.platform.trainer.recorded_run import RecordedRun
 from tensafe_api.reasons import Reason
 from tensorguard.distributed import ConfigurationError, DistributedDPConfig, TenSafeTrainingConfig
 from tensorguard.distributed._dispatch import CallbackDispatcher
@@ -28,6 +26,8 @@ from tensorguard.integrations import MlflowCallback, TensorBoardCallback, WandbC
 from tensorguard.runners.run_folder import lock_run_folder
 from tensorguard.training.run_log import Stepped
 from tensorguard.training.stop_signal import StopSignal
+from tests.support.polling import wait_until
+from tests.support.trainer.recorded_run import RecordedRun
 
 HANG = "import time; print('started', flush=True); time.sleep(600)"
 LONGEST_STEP_SECONDS = 0.5

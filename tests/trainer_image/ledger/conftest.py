@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.ledger_files import SPEC
-from e2e.platform.fixtures.ledger_objects import LedgerObject, make_pod
 from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.ledger.contract import Ledger, LedgerError
 from tensorguard.ledger.file import FileLedger
 from tensorguard.ledger.kubernetes import KubernetesLedger
+from tests.support.ledger_files import SPEC
+from tests.support.ledger_objects import LedgerObject, make_pod
+from tests.support.programs.controlplane import ControlPlane
 
 _NUMBERS = itertools.count(1)
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fakes.ledger_server import LedgerServer
 from tensorguard.ledger import kubernetes
 from tensorguard.ledger.contract import Fenced, LedgerCorrupt
 from tensorguard.ledger.kubernetes import KubernetesLedger
 from tensorguard.ledger.kubernetes_object import decode, entry_hash
+from tests.support.fakes.ledger_server import LedgerServer
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.ledger_files import used
 from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.ledger import file as module
 from tensorguard.ledger.contract import LedgerCorrupt
 from tensorguard.ledger.file import NAME, FileLedger
+from tests.support.ledger_files import used
 
 
 @pytest.fixture

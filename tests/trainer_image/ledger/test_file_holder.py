@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.ledger_files import used
 from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.ledger import file as module
 from tensorguard.ledger.contract import Fenced, LedgerBusy, LedgerCorrupt, LedgerError
 from tensorguard.ledger.file import NAME, FileLedger
+from tests.support.ledger_files import used
 
 
 def test_ledger_rolled_back_while_it_is_held_is_refused(tmp_path: Path, spec: LedgerSpec) -> None:

@@ -13,10 +13,6 @@ import pytest
 from kubernetes import client
 from urllib3.exceptions import ProtocolError
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.ledger_objects import bind_trainer_role
-from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, Timer, wait_until
-from e2e.platform.fixtures.roles import install_roles
 from tensafe_api.resources.ledger import MAX_PUBLISHED_CHECKPOINTS, LedgerSpec
 from tensafe_api.resources.status import EvaluationResult, Progress
 from tensorguard.ledger import kubernetes
@@ -29,6 +25,10 @@ from tensorguard.ledger.contract import (
     PublishedCheckpoint,
 )
 from tensorguard.ledger.kubernetes import KubernetesLedger
+from tests.support.ledger_objects import bind_trainer_role
+from tests.support.polling import TIMEOUT_SECONDS, Timer, wait_until
+from tests.support.programs.controlplane import ControlPlane
+from tests.support.roles import install_roles
 
 pytestmark = pytest.mark.cluster
 

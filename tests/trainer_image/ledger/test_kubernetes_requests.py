@@ -10,8 +10,6 @@ import pytest
 from kubernetes.client import ApiException
 from urllib3.exceptions import ProtocolError
 
-from e2e.platform.fakes.clock import Clock
-from e2e.platform.fakes.ledger_server import LedgerServer
 from tensafe_api.resources.status import EvaluationResult, Progress
 from tensorguard.ledger import kubernetes
 from tensorguard.ledger.contract import (
@@ -23,6 +21,8 @@ from tensorguard.ledger.contract import (
 )
 from tensorguard.ledger.kubernetes import REQUEST_SECONDS, STARTING_SECONDS, KubernetesLedger
 from tensorguard.ledger.kubernetes_object import decode, entry_hash
+from tests.support.fakes.clock import Clock
+from tests.support.fakes.ledger_server import LedgerServer
 
 POLICY = 'ValidatingAdmissionPolicy "ledger" denied request: only the pod that acquired it may write'
 

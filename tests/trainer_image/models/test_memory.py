@@ -28,12 +28,12 @@ from transformers import (
 )
 
 from benchmarks import memory as resident
-from e2e.platform.trainer.image_jobs import IMAGE_MANIFEST, images
-from e2e.platform.trainer.rank_harness import CAUSAL_MANIFEST, MANIFEST, Job, JobKind, make_tokenizer
 from tensorguard.models.memory import Device, MemoryEstimate, MemoryModel
 from tensorguard.models.source import resolve_model
 from tensorguard.training import setup as training_setup
 from tensorguard.training.base_model import load_lora_model
+from tests.support.trainer.image_jobs import IMAGE_MANIFEST, images
+from tests.support.trainer.rank_harness import CAUSAL_MANIFEST, MANIFEST, Job, JobKind, make_tokenizer
 
 LENGTH = 32
 LLAMA_SIZE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}

@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from e2e.platform.controlplane import free_ports
 from tensafe_api.reasons import Reason
 from tensafe_operator.children import rayjob
 from tensorguard.runners import rendezvous
 from tensorguard.runners.pod.pod_files import PodFiles
 from tensorguard.runners.rendezvous import SIGNER_VARIABLE, RendezvousError, own_rank, process_group
 from tensorguard.training.collective_errors import describe_error
+from tests.support.programs.controlplane import free_ports
 
 
 @pytest.fixture

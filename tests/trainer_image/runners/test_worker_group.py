@@ -14,13 +14,13 @@ import pytest
 from ray.train import ControllerError, WorkerGroupError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
-from e2e.platform.trainer.rank_harness import MANIFEST
 from tensafe_api.manifest.text import load_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve_job
 from tensorguard.aggregation.channel import AggregationError
 from tensorguard.runners import worker_group as module
 from tensorguard.runners.worker_group import RankFailed, WorkerGroup, WorkersFailed, run_workers
+from tests.support.trainer.rank_harness import MANIFEST
 
 RECORD = "Jane Doe has diabetes"
 

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from e2e.platform.fixtures.soft_hsm import SoftHSM, find_module
-from e2e.platform.trainer.signed_files import DIGESTS, FILES, STATEMENT
 from tensafe_api.reasons import Reason
 from tensorguard.signing import signer
 from tensorguard.signing.base import KeyUnavailable, KeyUnusable
@@ -27,6 +25,8 @@ from tensorguard.signing.signer import (
     check_signature,
     sign_checkpoint,
 )
+from tests.support.soft_hsm import SoftHSM, find_module
+from tests.support.trainer.signed_files import DIGESTS, FILES, STATEMENT
 
 
 def signed(location: str | Path) -> dict[str, bytes]:

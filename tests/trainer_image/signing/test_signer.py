@@ -15,7 +15,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from e2e.platform.trainer.signed_files import DIGESTS, FILES, STATEMENT
 from tensafe_api.statement.attestation import PREDICATE_TYPE
 from tensafe_api.statement.contents import digest
 from tensorguard.signing import keys
@@ -32,6 +31,7 @@ from tensorguard.signing.signer import (
     check_signature,
     sign_checkpoint,
 )
+from tests.support.trainer.signed_files import DIGESTS, FILES, STATEMENT
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.sigstore import IDENTITY, Sigstore
-from e2e.platform.trainer.signed_files import DIGESTS, FILES, STATEMENT
 from tensafe_api.reasons import Reason
 from tensafe_api.statement.contents import canonical_json, digest
 from tensorguard.signing import signer
@@ -26,6 +24,8 @@ from tensorguard.signing.signer import (
     signer_in,
 )
 from tensorguard.signing.trust import Trust, TrustedCertificates, TrustedIdentity
+from tests.support.programs.sigstore import IDENTITY, Sigstore
+from tests.support.trainer.signed_files import DIGESTS, FILES, STATEMENT
 
 pytestmark = pytest.mark.slow
 

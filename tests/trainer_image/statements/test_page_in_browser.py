@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from e2e.platform.browser import NO_BROWSER, find_browser, print_page, requests_of, take_picture
 from tensorguard.statements.page import render_page
 from tensorguard.statements.report import build_report
+from tests.support.programs.browser import NO_BROWSER, find_browser, print_page, requests_of, take_picture
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_browser() is None, reason=NO_BROWSER)]
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.trainer.recorded_run import START, RecordedRun, crashed_and_finished
 from tensafe_api.reasons import Reason
 from tensorguard.cli.main import main
 from tensorguard.ledger.contract import LedgerCorrupt
@@ -20,6 +19,7 @@ from tensorguard.runners.run_folder import lock_run_folder
 from tensorguard.trackers.figures import TIME_GRAIN_SECONDS
 from tensorguard.trackers.sent import SentFile
 from tensorguard.trackers.tracker import Outcome, TrackerError
+from tests.support.trainer.recorded_run import START, RecordedRun, crashed_and_finished
 
 Exporter = Callable[..., None]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.trainer.recorded_run import RecordedRun
 from tensafe_api.tasks import METRICS
 from tensorguard.trackers.figures import KEYS, Point, grouped, privacy_figures, public_config, public_time
+from tests.support.trainer.recorded_run import RecordedRun
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "trackers.md"
 

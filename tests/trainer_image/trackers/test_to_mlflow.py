@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.polling import wait_until
-from e2e.platform.trainer.recorded_run import RecordedRun, crashed_and_finished
 from tensafe_api.reasons import Reason
 from tensorguard.cli.main import main
 from tensorguard.trackers.figures import CONFIG_FIELDS, KEYS, TIME_GRAIN_SECONDS
 from tensorguard.trackers.sent import SentFile
 from tensorguard.trackers.to_mlflow import UID_TAG, MlflowTracker
 from tensorguard.trackers.tracker import RunInfo, TrackerError
+from tests.support.polling import wait_until
+from tests.support.trainer.recorded_run import RecordedRun, crashed_and_finished
 
 
 @dataclass(frozen=True)

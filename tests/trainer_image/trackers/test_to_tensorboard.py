@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from e2e.platform.trainer.recorded_run import RecordedRun, crashed_and_finished
 from tensafe_api.reasons import Reason
 from tensorguard.cli.main import main
+from tests.support.trainer.recorded_run import RecordedRun, crashed_and_finished
 
 
 @pytest.fixture(autouse=True)

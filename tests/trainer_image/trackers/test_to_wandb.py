@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.trainer.recorded_run import RecordedRun, crashed_and_finished
 from tensafe_api.reasons import Reason
 from tensorguard.trackers.figures import CONFIG_FIELDS, KEYS, grouped
 from tensorguard.trackers.to_wandb import PRIVATE_SETTINGS, READ_BY_LIBRARY, WandbTracker, limit_environment
 from tensorguard.trackers.tracker import TrackerError
+from tests.support.trainer.recorded_run import RecordedRun, crashed_and_finished
 
 _FOLDERS = ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR")
 _BLOCK = 32768

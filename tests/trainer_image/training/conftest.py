@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.trainer.rank_harness import Job
 from tensorguard.aggregation.header import Header, HeaderAgreement
+from tests.support.trainer.rank_harness import Job
 
 
 class Broken(RuntimeError):

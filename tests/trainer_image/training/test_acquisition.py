@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.trainer.rank_harness import Job
 from tensafe_api.reasons import Reason
 from tensorguard.ledger.contract import (
     DatasetChanged,
@@ -24,6 +23,7 @@ from tensorguard.training import acquisition
 from tensorguard.training.acquisition import Acquisition, _check_progress, acquire_ledger
 from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.config import RUN_LOG
+from tests.support.trainer.rank_harness import Job
 
 NAMED = Acquisition(3, 2**40, "step-000123-a64i2", "sha256:" + "f" * 64)
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.trainer.fault_injection import Kill
-from e2e.platform.trainer.rank_harness import WORDS, Job, records
 from tensafe_api.reasons import Reason
 from tensorguard.audit_log.entries import FIELDS, Event
 from tensorguard.audit_log.places import AUDIT_LOG
@@ -20,6 +18,8 @@ from tensorguard.training.private_metrics import PrivateMetrics
 from tensorguard.training.stop_signal import StopSignal
 from tensorguard.verification.audit_logs import verify_audit_log
 from tensorguard.verification.ledgers import read_file_ledger
+from tests.support.trainer.fault_injection import Kill
+from tests.support.trainer.rank_harness import WORDS, Job, records
 
 AUDITED = ("spec.observability.auditLog=Enabled", "spec.training.steps=4", "spec.checkpoint.everySteps=2")
 ALONE = (*AUDITED, "spec.cluster.workers=1")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.trainer.rank_harness import Job
 from tensorguard.ledger.contract import LedgerCorrupt
 from tensorguard.ledger.file import FileLedger
+from tests.support.trainer.rank_harness import Job
 
 Break = Callable[[int | None], None]
 TOO_LITTLE_NOISE = (

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from e2e.platform.fakes.clock import Clock
-from e2e.platform.trainer.rank_harness import Job, SingleRankChannel
 from tensafe_api.resolve import Plan
 from tensorguard.aggregation.channel import AggregationError
 from tensorguard.ledger.file import FileLedger
 from tensorguard.training import budget_gate
 from tensorguard.training.budget_gate import Allowance, BudgetGate, Verdict
+from tests.support.fakes.clock import Clock
+from tests.support.trainer.rank_harness import Job, SingleRankChannel
 
 Stop = Callable[[], bool]
 

@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.ledger_objects import LedgerObject, Pod, make_pod
-from e2e.platform.trainer.rank_harness import Job, SingleRankChannel
 from tensafe_api.manifest.text import dump_manifest
 from tensafe_api.resolve import ledger_spec
 from tensorguard.ledger.backends import POD_UID, LedgerLocation
@@ -25,6 +22,9 @@ from tensorguard.training.worker import train
 from tensorguard.verification.audit_logs import verify_audit_log
 from tensorguard.verification.errors import NotVerified
 from tensorguard.verification.ledgers import LedgerHistory
+from tests.support.ledger_objects import LedgerObject, Pod, make_pod
+from tests.support.programs.controlplane import ControlPlane
+from tests.support.trainer.rank_harness import Job, SingleRankChannel
 
 pytestmark = pytest.mark.cluster
 

@@ -14,9 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from e2e.platform.s3 import BUCKET, S3
-from e2e.platform.trainer.killed_runs import train_until_killed
-from e2e.platform.trainer.rank_harness import Job
 from tensorguard.checkpoint import store as store_module
 from tensorguard.checkpoint.encryption import READABLE, read_decrypted, read_identities
 from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS
@@ -24,6 +21,9 @@ from tensorguard.checkpoint.optimizer_state import OPTIMIZER
 from tensorguard.models.adapter import adapter_state
 from tensorguard.signing.keys import new_identity, write_new
 from tensorguard.training.worker import Checkpointer
+from tests.support.programs.s3 import BUCKET, S3
+from tests.support.trainer.killed_runs import train_until_killed
+from tests.support.trainer.rank_harness import Job
 
 STEP_4 = "step-000004-a1i1"
 MARK = np.float32(-1.1020885e-19)

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from e2e.platform.trainer.fault_injection import HalfNoise, Instrument, NoNoise
-from e2e.platform.trainer.rank_harness import Job, join
-from e2e.platform.trainer.recordings import KeepTotals
+from tests.support.trainer.fault_injection import HalfNoise, Instrument, NoNoise
+from tests.support.trainer.rank_harness import Job, join
+from tests.support.trainer.recordings import KeepTotals
 
 STEPS = 5000
 SIGMA, DELTA = 0.6, 0.1

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from e2e.platform.trainer.entity_f1 import entity_f1
 from tensorguard.data.rows import TokenRows
 from tensorguard.data.shard import Shard, Target, records_table, units_table
 from tensorguard.models.batch_losses import EvaluationSums
@@ -21,6 +20,7 @@ from tensorguard.training.evaluation import (
     _padded,
     evaluate_on_all_ranks,
 )
+from tests.support.trainer.entity_f1 import entity_f1
 
 NAMES = ("O", "B-x", "I-x")
 CPU = torch.device("cpu")

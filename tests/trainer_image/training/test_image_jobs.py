@@ -13,9 +13,9 @@ from PIL import Image
 from safetensors.torch import load, save_file
 from transformers import ViTImageProcessorPil
 
-from e2e.platform.trainer.image_jobs import IMAGES, images
-from e2e.platform.trainer.rank_harness import Job
 from tensorguard.cli.summary import _snippet
+from tests.support.trainer.image_jobs import IMAGES, images
+from tests.support.trainer.rank_harness import Job
 
 SHORT = ("spec.cluster.workers=1", "spec.training.steps=3", "spec.checkpoint.everySteps=2")
 PUBLIC = "spec.evaluation={uri: other.jsonl, visibility: Public, everySteps: 20}"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from e2e.platform.trainer.fault_injection import InexactKernel
-from e2e.platform.trainer.rank_harness import Job
 from tensorguard.privacy.gradients import Batch, PerExampleGradients
 from tensorguard.training.run_log import Preparing
+from tests.support.trainer.fault_injection import InexactKernel
+from tests.support.trainer.rank_harness import Job
 
 SHORT = ("spec.training.steps=2", "spec.checkpoint.everySteps=2", "spec.training.microBatchSize=4")
 exact_compute = PerExampleGradients.compute

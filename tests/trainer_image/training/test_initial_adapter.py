@@ -13,7 +13,6 @@ import torch
 import yaml
 from safetensors.torch import load, save_file
 
-from e2e.platform.trainer.rank_harness import Job, records
 from tensafe_api.accounting.composition import epsilon_of_events, format_epsilon, job_delta
 from tensafe_api.manifest.text import dump_manifest, load_manifest
 from tensafe_api.resolve import resolve_job
@@ -27,6 +26,7 @@ from tensorguard.training import initial_adapter
 from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.worker import Worker
+from tests.support.trainer.rank_harness import Job, records
 
 ALONE = ("spec.cluster.workers=1", "spec.checkpoint.everySteps=2")
 

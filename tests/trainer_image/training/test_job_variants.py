@@ -14,9 +14,6 @@ from peft import PeftModel
 from safetensors.torch import load
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from e2e.platform.trainer.entity_f1 import entity_f1
-from e2e.platform.trainer.rank_harness import CAUSAL, TAGS, Job, SingleRankChannel, completions, records, tagged
-from e2e.platform.trainer.recordings import KeepWeights
 from tensorguard.data.batches import MicroBatch
 from tensorguard.data.shard import Shard
 from tensorguard.privacy.clipping import GridClipper
@@ -25,6 +22,9 @@ from tensorguard.training.config import RUN_LOG
 from tensorguard.training.stop_signal import StopSignal
 from tensorguard.training.unit_gradients import ShardGradients
 from tensorguard.training.worker import Worker, train
+from tests.support.trainer.entity_f1 import entity_f1
+from tests.support.trainer.rank_harness import CAUSAL, TAGS, Job, SingleRankChannel, completions, records, tagged
+from tests.support.trainer.recordings import KeepWeights
 
 SHORT = ("spec.cluster.workers=1", "spec.training.steps=3", "spec.checkpoint.everySteps=2")
 

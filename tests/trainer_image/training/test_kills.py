@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.trainer.fault_injection import POINTS, POINTS_ON_EVERY_RANK, Instrument, Kill, TearLedgerWrite
-from e2e.platform.trainer.rank_harness import Job, join
 from tensafe_api.statement.contents import recompute_epsilon
 from tensorguard.checkpoint.trainer_state import TRAINER_STATE, TrainerState
 from tensorguard.verification.checkpoint import verify_checkpoint
 from tensorguard.verification.ledgers import read_file_ledger
+from tests.support.trainer.fault_injection import POINTS, POINTS_ON_EVERY_RANK, Instrument, Kill, TearLedgerWrite
+from tests.support.trainer.rank_harness import Job, join
 
 KILLS = int(os.environ.get("TENSAFE_KILLS", "20"))
 JOB = (

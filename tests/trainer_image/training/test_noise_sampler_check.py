@@ -10,12 +10,12 @@ from typing import Any
 import mpmath
 import pytest
 
-from e2e.platform.trainer.rank_harness import Job
 from tensafe_api.accounting.composition import SAMPLER_SHARE_OF_DELTA
 from tensafe_api.resolve import Plan
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.setup import _check_noise_sampler
+from tests.support.trainer.rank_harness import Job
 
 
 @pytest.fixture(scope="module")

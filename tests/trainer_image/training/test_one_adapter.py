@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from e2e.platform.trainer.rank_harness import Job, records
 from tensorguard.data.pod_shard import prepare_pod_shard
 from tensorguard.models.source import resolve_model
 from tensorguard.models.tasks import tokeniser_of
 from tensorguard.privacy.stream import SecretStream
 from tensorguard.training import setup
+from tests.support.trainer.rank_harness import Job, records
 
 pytestmark = pytest.mark.slow
 

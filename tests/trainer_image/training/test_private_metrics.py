@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from e2e.platform.trainer.rank_harness import Job
 from tensafe_operator.children.volumes import RUN_PATH
 from tensorguard.aggregation.protocol import SecureAggregator
 from tensorguard.data.batches import MicroBatch
@@ -25,6 +24,7 @@ from tensorguard.training.config import PRIVATE_METRICS, RUN_LOG
 from tensorguard.training.private_metrics import PrivateMetrics, PrivateMetricsReader
 from tensorguard.training.stop_signal import StopSignal
 from tensorguard.training.unit_gradients import ShardGradients
+from tests.support.trainer.rank_harness import Job
 
 SHORT = ("spec.cluster.workers=1", "spec.training.steps=3", "spec.checkpoint.everySteps=2")
 INTERNAL = "spec.observability.privateMetrics=Internal"

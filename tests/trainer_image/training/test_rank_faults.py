@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.trainer.fault_injection import OtherGrid, OtherKey, RaiseError, StopDuring
-from e2e.platform.trainer.rank_harness import Job, join
 from tensorguard.training.run_log import Stepped
+from tests.support.trainer.fault_injection import OtherGrid, OtherKey, RaiseError, StopDuring
+from tests.support.trainer.rank_harness import Job, join
 
 SHORT = ("spec.training.steps=5", "spec.checkpoint.everySteps=2")
 

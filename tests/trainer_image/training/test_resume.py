@@ -12,8 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from e2e.platform.s3 import BUCKET, S3
-from e2e.platform.trainer.rank_harness import Job, SingleRankChannel
 from tensafe_api.resources.ledger import Outcome
 from tensorguard.aggregation.channel import check_all_reduce_wraps
 from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS
@@ -28,6 +26,8 @@ from tensorguard.training.setup import set_up
 from tensorguard.training.stop_signal import STOP_FILE as STOP
 from tensorguard.training.stop_signal import StopSignal
 from tensorguard.training.worker import train
+from tests.support.programs.s3 import BUCKET, S3
+from tests.support.trainer.rank_harness import Job, SingleRankChannel
 
 Break = Callable[[int | None], None]
 FILES = (

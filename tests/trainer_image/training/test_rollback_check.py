@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from e2e.platform.trainer.rank_harness import Job, SingleRankChannel
 from tensafe_api.resolve import ledger_spec
 from tensorguard.checkpoint.store import CheckpointConflict
 from tensorguard.checkpoint.trainer_state import TRAINER_STATE, TrainerState
@@ -24,6 +23,7 @@ from tensorguard.training.config import RUN_LOG
 from tensorguard.training.rollback_check import check_charged, check_checkpoints, check_same_job, read_checked
 from tensorguard.training.run_log import RunLog, Stepped, steps_charged_in
 from tensorguard.training.worker import Worker
+from tests.support.trainer.rank_harness import Job, SingleRankChannel
 
 
 def attempt(job: Job) -> tuple[str, str]:

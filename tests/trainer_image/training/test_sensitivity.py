@@ -15,7 +15,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from e2e.platform.trainer.pipeline import (
+from tensafe_api.tasks import TASKS
+from tensorguard.models.batch_losses import forward_logits
+from tensorguard.privacy.clipping import GridClipper
+from tensorguard.privacy.gradients import Batch
+from tests.support.trainer.pipeline import (
     CLIP,
     CPU,
     GRID,
@@ -28,10 +32,6 @@ from e2e.platform.trainer.pipeline import (
     pipeline,
     squared_norm,
 )
-from tensafe_api.tasks import TASKS
-from tensorguard.models.batch_losses import forward_logits
-from tensorguard.privacy.clipping import GridClipper
-from tensorguard.privacy.gradients import Batch
 
 PAD = 0
 tokens = st.one_of(

@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, OPTConfig, OPTForSequenceClassification
 
-from e2e.platform.trainer.rank_harness import MANIFEST, Job, JobKind, make_tokenizer, records
 from tensorguard.data.images import ImageRecipe
 from tensorguard.data.rows import PixelRows
 from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.setup import _check_image_size, _check_vocabulary
+from tests.support.trainer.rank_harness import MANIFEST, Job, JobKind, make_tokenizer, records
 
 
 def test_tokenizer_with_tokens_unknown_to_the_model_is_refused(tmp_path: Any) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from e2e.platform.trainer.fault_injection import (
+from tensorguard.models.sharded_base import SHARED_PASSES_REMARK
+from tests.support.trainer.fault_injection import (
     FailToLoad,
     InexactKernel,
     Instrument,
@@ -17,9 +18,8 @@ from e2e.platform.trainer.fault_injection import (
     ShortTimeout,
     StopDuring,
 )
-from e2e.platform.trainer.rank_harness import CAUSAL, CLASSES, Job, JobKind, join, records
-from e2e.platform.trainer.recordings import KeepBatchSizes, KeepFloatTraffic
-from tensorguard.models.sharded_base import SHARED_PASSES_REMARK
+from tests.support.trainer.rank_harness import CAUSAL, CLASSES, Job, JobKind, join, records
+from tests.support.trainer.recordings import KeepBatchSizes, KeepFloatTraffic
 
 GPUS = "spec.cluster.worker={gpus: 2, cpus: 2}"
 SHORT = ("spec.training.steps=3", "spec.training.microBatchSize=2", "spec.model.sharding=Workers")

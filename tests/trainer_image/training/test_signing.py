@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.fixtures.soft_hsm import SoftHSM
-from e2e.platform.sigstore import IDENTITY, Sigstore
-from e2e.platform.trainer.killed_runs import train_until_killed
-from e2e.platform.trainer.rank_harness import Job
 from tensorguard.cli.main import main
 from tensorguard.signing import keys
 from tensorguard.signing.keys import read_signing_key
 from tensorguard.signing.signer import SIGNATURE_FILES
+from tests.support.programs.sigstore import IDENTITY, Sigstore
+from tests.support.soft_hsm import SoftHSM
+from tests.support.trainer.killed_runs import train_until_killed
+from tests.support.trainer.rank_harness import Job
 
 Break = Callable[[int | None], None]
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from e2e.platform.trainer.fault_injection import Kill
-from e2e.platform.trainer.rank_harness import Job, join, records
-from e2e.platform.trainer.recordings import KeepBatchSizes, KeepTotals
 from tensorguard.aggregation import reduce
 from tensorguard.ledger.file import FileLedger
+from tests.support.trainer.fault_injection import Kill
+from tests.support.trainer.rank_harness import Job, join, records
+from tests.support.trainer.recordings import KeepBatchSizes, KeepTotals
 
 STEPS = 6
 pytestmark = pytest.mark.slow

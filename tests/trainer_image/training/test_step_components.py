@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from e2e.platform.trainer.rank_harness import CAUSAL, Job
 from tensorguard.data.shard import Shard
 from tensorguard.models import lora
 from tensorguard.models.quantized import QuantizedLinear
@@ -21,6 +20,7 @@ from tensorguard.training import base_model, setup
 from tensorguard.training.base_model import precision_of
 from tensorguard.training.config import COUNTED_RECORDS_REMARK
 from tensorguard.training.setup import StepComponents, _self_test, set_up
+from tests.support.trainer.rank_harness import CAUSAL, Job
 
 CPU = torch.device("cpu")
 UNUSUAL = (

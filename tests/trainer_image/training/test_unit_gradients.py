@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from e2e.platform.trainer.pipeline import CLIP, CPU, GRID, LENGTH, WORDS, Unit, make_shard, pipeline, squared_norm
 from tensorguard.data.rows import TokenRows
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.stream import SecretStream
 from tensorguard.training.stop_signal import StopSignal
 from tensorguard.training.unit_gradients import ShardGradients, _by_unit
+from tests.support.trainer.pipeline import CLIP, CPU, GRID, LENGTH, WORDS, Unit, make_shard, pipeline, squared_norm
 
 
 def units(count: int, records: int) -> list[Unit]:

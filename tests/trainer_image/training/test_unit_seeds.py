@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from e2e.platform.trainer.pipeline import CPU, LENGTH, WORDS, Unit, make_shard
 from tensorguard.data.rows import TokenRows
 from tensorguard.privacy.stream import SecretStream
 from tensorguard.training import unit_gradients
 from tensorguard.training.stop_signal import StopSignal
 from tensorguard.training.unit_gradients import ShardGradients
+from tests.support.trainer.pipeline import CPU, LENGTH, WORDS, Unit, make_shard
 
 USERS: list[Unit] = [
     [([1, 2], 0)],

@@ -17,12 +17,12 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
-from e2e.platform.trainer.rank_harness import Job, join
-from e2e.platform.trainer.recordings import KeepWeights
 from tensafe_api.statement.contents import digest, recompute_epsilon
 from tensorguard.checkpoint.store import MANIFEST
 from tensorguard.cli.main import main
 from tensorguard.training.run_log import Saved, Stepped
+from tests.support.trainer.rank_harness import Job, join
+from tests.support.trainer.recordings import KeepWeights
 
 STEPS = 7
 

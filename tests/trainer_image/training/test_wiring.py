@@ -20,8 +20,6 @@ import pytest
 import torch
 from scipy import stats
 
-from e2e.platform.trainer.rank_harness import Job, records
-from e2e.platform.trainer.thread_group import ThreadChannel, results_of
 from tensafe_api.resources.mechanism import Mechanism
 from tensorguard.aggregation.protocol import SecureAggregator
 from tensorguard.data.batches import MicroBatch
@@ -32,6 +30,8 @@ from tensorguard.training import setup
 from tensorguard.training.step import PrivateStep
 from tensorguard.training.unit_gradients import ShardGradients
 from tensorguard.training.worker import Worker
+from tests.support.trainer.rank_harness import Job, records
+from tests.support.trainer.thread_group import ThreadChannel, results_of
 
 WORKERS, STEPS, UNITS = 3, 40, 240
 CHANCE = 1e-9

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from e2e.platform.trainer.rank_harness import SingleRankChannel
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.status import Progress
 from tensorguard.training import worker as worker_module
 from tensorguard.training.budget_gate import Verdict
 from tensorguard.training.run_log import Ended, Evaluated, LogRecord, Preparing, Saved, Stepped
 from tensorguard.training.worker import Worker
+from tests.support.trainer.rank_harness import SingleRankChannel
 
 WITHOUT_AUDIT_LOG: Any = SimpleNamespace(spec=SimpleNamespace(observability=SimpleNamespace(audit_log=None)))
 

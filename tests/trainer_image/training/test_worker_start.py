@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from e2e.platform.trainer.rank_harness import SingleRankChannel
 from tensafe_api.reasons import Reason
 from tensorguard.aggregation.session import Session
 from tensorguard.training import worker as module
@@ -19,6 +18,7 @@ from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.run_log import Ended, RunLogReader, Started
 from tensorguard.training.stop_signal import StopSignal
 from tensorguard.training.worker import Worker, train
+from tests.support.trainer.rank_harness import SingleRankChannel
 
 RESUMED = Acquisition(4, 30, "step-30", "sha256:30")
 MECHANISM = SimpleNamespace(grid_bits=21, clip="0.5", grid=2**21, expected_batch_size=8)

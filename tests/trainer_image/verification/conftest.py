@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.trainer.rank_harness import Job
 from tensorguard.signing import keys
+from tests.support.trainer.rank_harness import Job
 
 
 def make_key(folder: Path) -> Path:

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from e2e.platform.trainer.rank_harness import Job
 from tensafe_api.statement.contents import canonical_json
 from tensorguard.audit_log.entries import COMMON, FIELDS, NO_HASH, Event, make_line
 from tensorguard.audit_log.places import AUDIT_LOG
@@ -26,6 +25,7 @@ from tensorguard.verification.audit_logs import NOT_ANCHORED, AuditReport, verif
 from tensorguard.verification.checkpoint import verify_checkpoint
 from tensorguard.verification.errors import NotVerified
 from tensorguard.verification.ledgers import LedgerHistory, read_file_ledger
+from tests.support.trainer.rank_harness import Job
 
 
 @pytest.fixture(scope="session")

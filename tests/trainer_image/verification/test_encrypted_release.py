@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from peft import PeftConfig
 
-from e2e.platform.s3 import BUCKET, S3
-from e2e.platform.trainer.releases import sign_again, trusted
 from tensafe_api.statement.contents import canonical_json, digest
 from tensorguard import storage
 from tensorguard.checkpoint.encryption import parse_recipients, read_identities
@@ -25,6 +23,8 @@ from tensorguard.signing.keys import new_identity, write_new
 from tensorguard.signing.signer import SIGNATURE_FILES
 from tensorguard.verification.checkpoint import verify_checkpoint
 from tensorguard.verification.errors import NotVerified
+from tests.support.programs.s3 import BUCKET, S3
+from tests.support.trainer.releases import sign_again, trusted
 
 WEIGHTS = "adapter_model.safetensors.age"
 

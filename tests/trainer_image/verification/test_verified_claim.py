@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.trainer.releases import refused, rewrite_manifest, sign_again, trusted
 from tensafe_api.accounting.composition import claimed_steps, format_epsilon, job_epsilon
 from tensafe_api.resources.mechanism import Mechanism, charged_events
 from tensafe_api.statement.contents import canonical_json, recompute_epsilon
@@ -18,6 +17,7 @@ from tensorguard.checkpoint.store import MANIFEST
 from tensorguard.cli.main import main
 from tensorguard.signing.signer import ATTESTATION, SIGNATURE, SIGNATURE_FILES
 from tensorguard.verification.checkpoint import OTHER_PAGE, verify_checkpoint
+from tests.support.trainer.releases import refused, rewrite_manifest, sign_again, trusted
 
 
 def test_statement_of_another_adapter_is_refused(published: Any) -> None:

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from fsspec.registry import known_implementations
 
-from e2e.platform.s3 import BUCKET, S3
-from e2e.platform.trainer.releases import refused, rewrite_manifest, sign_again, trusted
 from tensafe_api.statement.contents import digest
 from tensorguard.checkpoint.store import MANIFEST, CheckpointStore
 from tensorguard.cli.main import main
@@ -25,6 +23,8 @@ from tensorguard.storage import without_a_job
 from tensorguard.verification.checkpoint import verify_checkpoint
 from tensorguard.verification.errors import NotVerified
 from tensorguard.verification.ledgers import check_against_ledger, read_file_ledger
+from tests.support.programs.s3 import BUCKET, S3
+from tests.support.trainer.releases import refused, rewrite_manifest, sign_again, trusted
 
 PAGE = 4096
 

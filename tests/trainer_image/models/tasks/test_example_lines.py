@@ -5,8 +5,8 @@ import torch
 import transformers
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from e2e.platform.trainer.rank_harness import make_model, make_tag_model, make_tokenizer
 from tensorguard.models.tasks import task_named
+from tests.support.trainer.rank_harness import make_model, make_tag_model, make_tokenizer
 
 
 def make_language_model(folder):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from e2e.platform.trainer.entity_f1 import entity_f1
 from tensorguard.data.errors import DataError
 from tensorguard.data.raw_table import Rows, Wanted, raw_table
 from tensorguard.data.recipe import Recipe
@@ -19,6 +18,7 @@ from tensorguard.data.unusable import Unusable
 from tensorguard.models.batch_losses import EvaluationSums
 from tensorguard.models.tasks import task_named
 from tensorguard.models.tasks.token_classification import entities, first_token_labels, iob2_tags
+from tests.support.trainer.entity_f1 import entity_f1
 
 COLUMNS = {"tokens": "words", "tags": "names"}
 NAMES = ("O", "B-per", "I-per", "B-loc", "I-loc")

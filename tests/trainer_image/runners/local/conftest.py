@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from e2e.platform.trainer.local_runs import Folder
-from e2e.platform.trainer.rank_harness import SingleRankChannel, shard_records
 from tensafe_api.manifest.text import dump_manifest
 from tensorguard.aggregation.header import Header, HeaderAgreement
 from tensorguard.runners.local import driver
 from tensorguard.training.config import WorkerConfig
 from tensorguard.training.worker import train
+from tests.support.trainer.local_runs import Folder
+from tests.support.trainer.rank_harness import SingleRankChannel, shard_records
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.trainer.local_runs import Folder, refusal, stopped
 from tensafe_api.manifest.text import load_manifest
 from tensorguard.data.listing import files_at
 from tensorguard.runners.local.earlier_run import MANIFEST
+from tests.support.trainer.local_runs import Folder, refusal, stopped
 
 NAMES = ("2024-01-31T12:00:00", "a b", "é#1?x=y&z", "50%41", "[ab]*", "a::b", "'\"$HOME`")
 pytestmark = pytest.mark.parametrize("tmp_path", NAMES, indirect=True)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.trainer.local_runs import Folder, lost, stopped
 from tensorguard.audit_log.places import AUDIT_LOG
 from tensorguard.runners.preflight import RunRefused
 from tensorguard.verification.audit_logs import verify_audit_log
 from tensorguard.verification.ledgers import read_file_ledger
+from tests.support.trainer.local_runs import Folder, lost, stopped
 
 AUDITED = "spec.observability.auditLog=Enabled"
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.trainer.command import write_job
 from tensorguard.ledger.file import FileLedger
+from tests.support.trainer.command import write_job
 
 pytestmark = pytest.mark.ray
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.trainer.command import OVERRIDES, RunCommand, assert_nothing_is_left, write_job
 from tensafe_api.manifest.text import load_manifest
 from tensafe_api.resolve import resolve_job
 from tensafe_api.statement.contents import recompute_epsilon
@@ -22,6 +21,7 @@ from tensorguard.ledger.contract import LedgerState
 from tensorguard.runners.local.driver import run
 from tensorguard.runners.local.ray_cluster import local_ray
 from tensorguard.training.stop_signal import StopSignal
+from tests.support.trainer.command import OVERRIDES, RunCommand, assert_nothing_is_left, write_job
 
 pytestmark = pytest.mark.ray
 

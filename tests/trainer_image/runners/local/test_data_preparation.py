@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
-from e2e.platform.trainer.local_runs import Folder
 from tensorguard.data import read
 from tensorguard.data.read import Reading
 from tensorguard.runners.local import driver
 from tensorguard.training.run_log import Preparing
+from tests.support.trainer.local_runs import Folder
 
 
 class RecordingDataset:

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.trainer.local_runs import Folder, reason, refusal
-from e2e.platform.trainer.rank_harness import MANIFEST
 from tensafe_api.manifest.text import ManifestError, load_manifest
 from tensafe_api.reasons import Reason
 from tensorguard.ledger.file import NAME as LEDGER
@@ -32,6 +30,8 @@ from tensorguard.runners.worker_group import RankFailed, WorkersFailed
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.run_log import LogRecord, Stepped
 from tensorguard.training.stop_signal import StopSignal
+from tests.support.trainer.local_runs import Folder, reason, refusal
+from tests.support.trainer.rank_harness import MANIFEST
 
 
 def test_run_returns_the_job_with_its_status(folder: Folder) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.trainer.local_runs import Folder, lost, reason, refusal, stopped
-from e2e.platform.trainer.rank_harness import records
 from tensafe_api.manifest.text import load_manifest
 from tensafe_api.resolve import resolve_job
 from tensorguard.ledger.file import NAME as LEDGER
@@ -18,6 +16,8 @@ from tensorguard.runners.local import driver
 from tensorguard.runners.local.driver import RunResult
 from tensorguard.training.config import RUN_LOG, WorkerConfig
 from tensorguard.training.stop_signal import StopSignal
+from tests.support.trainer.local_runs import Folder, lost, reason, refusal, stopped
+from tests.support.trainer.rank_harness import records
 
 
 def test_run_is_resumed_with_the_manifest_in_its_folder(folder: Folder) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.fixtures.rule_examples import RECIPIENT
-from e2e.platform.trainer.local_runs import Folder, reason, refusal, stopped
 from tensorguard.cli.main import main
 from tensorguard.runners.local.encryption import check_encryption
 from tensorguard.runners.nodes.node_files import NodeFiles
 from tensorguard.runners.preflight import RunRefused
 from tensorguard.signing.keys import new_identity, write_new
+from tests.support.rule_examples import RECIPIENT
+from tests.support.trainer.local_runs import Folder, reason, refusal, stopped
 
 
 def for_(*recipients: str) -> str:
@@ -114,7 +114,7 @@ def test_wrong_identity_of_the_worker_ends_the_attempt(folder: Folder, keys: tup
 def test_validate_warns_without_an_identity_and_refuses_a_mistyped_recipient(
     folder: Folder, keys: tuple[Path, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from e2e.platform.trainer.rank_harness import MANIFEST
+    from tests.support.trainer.rank_harness import MANIFEST
 
     manifest = tmp_path / "job.yaml"
     manifest.write_text(MANIFEST.replace("MODEL", str(folder.base / "model")).replace("CHECKPOINTS", "checkpoints"))

@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 from ray.exceptions import OutOfDiskError, RayTaskError
 
-from e2e.platform.trainer.local_runs import Folder, reason, refusal
-from e2e.platform.trainer.rank_harness import Job
 from tensafe_api.reasons import Reason
 from tensorguard.checkpoint import store as store_module
 from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
@@ -31,6 +29,8 @@ from tensorguard.training.collective_errors import describe_error, would_fail_ag
 from tensorguard.training.config import PRIVATE_METRICS, RUN_LOG, append_traceback
 from tensorguard.training.private_metrics import PrivateMetrics
 from tensorguard.training.run_log import Preparing, RunLog
+from tests.support.trainer.local_runs import Folder, reason, refusal
+from tests.support.trainer.rank_harness import Job
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

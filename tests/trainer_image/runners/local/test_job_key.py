@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.trainer.local_runs import Folder, lost, reason, refusal, stopped
-from e2e.platform.trainer.rank_harness import shard_records
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver
 from tensorguard.runners.local.driver import RunResult
 from tensorguard.runners.local.private_folder import PrivateFolder
 from tensorguard.runners.run_folder import LOCK_FILE, is_run_locked, lock_run_folder
+from tests.support.trainer.local_runs import Folder, lost, reason, refusal, stopped
+from tests.support.trainer.rank_harness import shard_records
 
 EXHAUSTED = ("spec.privacy.noiseMultiplier=0.9", "spec.privacy.targetEpsilon=2", "spec.training.steps=9")
 

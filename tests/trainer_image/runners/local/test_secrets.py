@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from e2e.platform.fixtures.planted_secrets import PlantedSecrets
-from e2e.platform.fixtures.soft_hsm import SoftHSM
-from e2e.platform.trainer.command import TIMEOUT_SECONDS, RunCommand, write_job
 from tensorguard.cli.main import main
 from tensorguard.signing.keys import new_signing_key, read_signing_key
+from tests.support.planted_secrets import PlantedSecrets
+from tests.support.soft_hsm import SoftHSM
+from tests.support.trainer.command import TIMEOUT_SECONDS, RunCommand, write_job
 
 pytestmark = pytest.mark.ray
 

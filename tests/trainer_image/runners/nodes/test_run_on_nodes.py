@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, wait_until
-from e2e.platform.trainer.rank_harness import MANIFEST, make_model, records
-from e2e.platform.trainer.ray_nodes import RayNodes, can_unshare
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.nodes.node_files import KEY_FILE_VARIABLE
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.run_log import LogRecord, RunLogReader, Started, Stepped
+from tests.support.polling import TIMEOUT_SECONDS, wait_until
+from tests.support.trainer.rank_harness import MANIFEST, make_model, records
+from tests.support.trainer.ray_nodes import RayNodes, can_unshare
 
 pytestmark = [
     pytest.mark.ray,

@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, wait_until
-from e2e.platform.trainer.local_runs import lost
-from e2e.platform.trainer.rank_harness import MANIFEST
 from tensafe_api.manifest.text import load_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve_job
@@ -28,6 +25,9 @@ from tensorguard.runners.worker_group import WorkerGroup
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.run_log import Ended, RunLog, Stepped
 from tensorguard.training.stop_signal import StopSignal
+from tests.support.polling import TIMEOUT_SECONDS, wait_until
+from tests.support.trainer.local_runs import lost
+from tests.support.trainer.rank_harness import MANIFEST
 
 RECORD = "Jane Doe has diabetes"
 

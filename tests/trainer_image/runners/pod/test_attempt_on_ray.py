@@ -19,11 +19,6 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.ledger_objects import make_pod
-from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, wait_until
-from e2e.platform.trainer.rank_harness import MANIFEST, make_model, records
-from e2e.platform.trainer.ray_nodes import RayNodes
 from tensafe_api.manifest.text import load_manifest
 from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
@@ -39,6 +34,11 @@ from tensorguard.ledger.backends import POD_UID
 from tensorguard.runners.pod.pod_files import ROOT_VARIABLE, PodFiles
 from tensorguard.runners.run_folder import WORK_FOLDER
 from tensorguard.signing.keys import new_signing_key, write_new
+from tests.support.ledger_objects import make_pod
+from tests.support.polling import TIMEOUT_SECONDS, wait_until
+from tests.support.programs.controlplane import ControlPlane
+from tests.support.trainer.rank_harness import MANIFEST, make_model, records
+from tests.support.trainer.ray_nodes import RayNodes
 
 pytestmark = pytest.mark.cluster
 

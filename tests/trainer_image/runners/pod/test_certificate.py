@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from e2e.platform.fixtures.tls_handshake import handshake
 from tensorguard.runners.pod import certificate
 from tensorguard.runners.pod.certificate import Authority, main
+from tests.support.tls_handshake import handshake
 
 SECRET = secrets.token_hex(32)
 HEAD = "triage-a1-x-head-svc.clinic.svc.cluster.local"

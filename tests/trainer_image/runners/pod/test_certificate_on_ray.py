@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from ray.util import get_node_ip_address
 
-from e2e.platform.trainer.ray_nodes import RayNodes
 from tensorguard.runners.pod.certificate import main
+from tests.support.trainer.ray_nodes import RayNodes
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 

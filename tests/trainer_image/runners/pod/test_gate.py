@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.polling import wait_until
 from tensorguard.runners.pod import gate
 from tensorguard.runners.pod.gate import ENTRYPOINT, MAX_CONNECTIONS, Gate
+from tests.support.polling import wait_until
 
 TOKEN = "a" * 64
 JOB = "triage-a1-11111111"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.trainer.rank_harness import MANIFEST
 from tensafe_api.manifest.text import load_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve_job
@@ -21,6 +20,7 @@ from tensafe_operator.children.volumes import RUN_PATH
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.backends import LedgerLocation
 from tensorguard.runners.pod.pod_files import ROOT_VARIABLE, PodFiles, PodFilesError
+from tests.support.trainer.rank_harness import MANIFEST
 
 
 @pytest.fixture

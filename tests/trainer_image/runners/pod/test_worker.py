@@ -23,7 +23,6 @@ import pyarrow.csv as pa_csv
 import pytest
 import torch
 
-from e2e.platform.trainer.rank_harness import CLASSES, TAGS, JobKind, records
 from tensafe_api.manifest.text import load_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve_job
@@ -39,6 +38,7 @@ from tensorguard.signing.keys import new_identity
 from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.config import RUN_LOG, WorkerConfig
 from tensorguard.training.run_log import Ended, Evaluated, Preparing, RunLogReader, Started, Stepped
+from tests.support.trainer.rank_harness import CLASSES, TAGS, JobKind, records
 
 RANKS = 2
 

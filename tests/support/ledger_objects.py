@@ -1,0 +1,126 @@
+"""A ledger on a real API server, and pods with bound tokens that write to it."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.programs.controlplane import ControlPlane
+
+_NUMBERS = itertools.count(1)
+
+SPEC: dict[str, Any] = {
+    "jobName": "claims-triage",
+    "jobUID": "11111111-2222-3333-4444-555555555555",
+    "mechanism": {
+        "sampleRate": "0.05",
+        "noiseMultiplier": "0.9",
+        "clip": "1.0",
+        "unit": "Example",
+        "workers": 2,
+        "gridBits": 21,
+        "expectedBatchSize": 250,
+    },
+    "unitAtLeast": 5000,
+    "plannedSteps": 60,
+    "reserveSteps": 6,
+    "targetEpsilon": "8",
+    "delta": "0.00002",
+    "accountant": "RDP",
+    "serviceAccountName": "trainer",
+    "keySecretName": "claims-triage-key",
+    "keyDigest": "0" * 64,
+}
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod as an object, without a kubelet, and a token of its service account that is bound to it."""
+
+    name: str
+    uid: str
+    token: str
+    kubeconfig: Path
+
+
+def make_pod(plane: ControlPlane, namespace: str, account: str, **labels: str) -> Pod:
+    """Create a pod with the service account `account`, which is created if it is missing."""
+    plane.kubectl("-n", namespace, "create", "serviceaccount", account, check=False)
+    bind_trainer_role(plane, namespace, account)
+    name = f"worker-{next(_NUMBERS)}"
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"serviceAccountName": account, "containers": [{"name": "ray", "image": "localhost/none"}]},
+    }
+    created = plane.kubectl("-n", namespace, "create", "-o", "json", "-f", "-", text=json.dumps(pod))
+    uid = json.loads(created.stdout)["metadata"]["uid"]
+    bound = ("--bound-object-kind=Pod", f"--bound-object-name={name}", f"--bound-object-uid={uid}")
+    token = plane.kubectl("-n", namespace, "create", "token", account, *bound).stdout.strip()
+    return Pod(name, uid, token, plane.kubeconfig_of_token(name, token))
+
+
+def bind_trainer_role(plane: ControlPlane, namespace: str, account: str) -> None:
+    """Bind a service account to the chart's ClusterRole for trainers, as the operator does."""
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": account, "namespace": namespace},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "tensafe-trainer"},
+        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
+    }
+    plane.kubectl("apply", "-f", "-", text=json.dumps(binding))
+
+
+class LedgerObject:
+    """One PrivacyLedger, which tests write with kubectl."""
+
+    def __init__(self, plane: ControlPlane, namespace: str, *, name: str = "claims-triage", **spec: Any) -> None:
+        self.plane, self.namespace, self.name = plane, namespace, name
+        document = {
+            "apiVersion": "tensafe.io/v1alpha1",
+            "kind": "PrivacyLedger",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {**SPEC, **spec},
+        }
+        plane.kubectl("create", "-f", "-", text=json.dumps(document))
+
+    def get(self) -> dict[str, Any]:
+        found = self.plane.kubectl("-n", self.namespace, "get", "privacyledger", self.name, "-o", "json")
+        result: dict[str, Any] = json.loads(found.stdout)
+        return result
+
+    def write(self, status: dict[str, Any] | None, pod: Pod | None) -> str:
+        """Replace the status with `pod`'s token, or as an administrator.
+
+        Returns:
+            The API server's error; empty if it accepts the write.
+        """
+        document = self.get()
+        document.pop("status", None)
+        if status is not None:
+            document["status"] = copy.deepcopy(status)
+        done = self.plane.kubectl(
+            *("-n", self.namespace, "replace", "--subresource=status", "-f", "-"),
+            text=json.dumps(document),
+            kubeconfig=pod.kubeconfig if pod else None,
+            check=False,
+        )
+        return done.stderr if done.returncode else ""
+
+
+def charged_status(pod: Pod, **changes: Any) -> dict[str, Any]:
+    """The ledger's status after `pod` has acquired it and charged ten steps."""
+    return {
+        "attempt": 1,
+        "charges": [{"attempt": 1, "steps": 10, "incarnation": 1, "podUID": pod.uid}],
+        "chargedThrough": 10,
+        "length": 2,
+        "head": "0" * 64,
+        **changes,
+    }
