@@ -50,6 +50,7 @@ def test_reference_values_of_rdp(sigma: float, q: float, steps: int, delta: floa
     assert epsilon(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=delta) == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sigma", "q", "steps", "delta", "expected"), PLD_VALUES)
 def test_reference_values_of_pld(sigma: float, q: float, steps: int, delta: float, expected: float) -> None:
     value = epsilon(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=delta, accountant="PLD")
@@ -66,6 +67,7 @@ def test_opacus_agrees_on_rdp(sigma: float, q: float, steps: int, delta: float, 
     assert opacus.get_epsilon(delta) == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sigma", "q", "steps", "delta", "prv"), [(0.8, 0.001, 1000, 1e-6, 0.47777), (1.5, 0.05, 1000, 1e-6, 6.20997)]
 )
@@ -88,6 +90,7 @@ def test_epsilon_matches_recorded_values() -> None:
     assert at(2000, 0.76) == pytest.approx(8.08, abs=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accountant", ["RDP", "PLD"])
 def test_scaled_curve_equals_composed_events(accountant: AccountantName) -> None:
     events = [PrivacyEvent(sample_rate="0.04", noise_multiplier="1.5", steps=steps) for steps in (100, 0, 50)]
@@ -103,6 +106,7 @@ def test_scaled_curve_equals_composed_events(accountant: AccountantName) -> None
         assert epsilon_of_events([one], 1e-5) == direct
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accountant", ["RDP", "PLD"])
 def test_composition_of_different_mechanisms_exceeds_each(accountant: AccountantName) -> None:
     one = PrivacyEvent(sample_rate="0.04", noise_multiplier="1.5", steps=100)
@@ -122,6 +126,7 @@ sigmas = st.floats(0.4, 8.0)
 deltas = st.sampled_from([1e-9, 1e-6, 1e-5, 1e-3])
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(rates, sigmas, st.integers(1, 20_000), deltas, st.integers(1, 5000), st.floats(1.001, 2.0))
 def test_epsilon_grows_with_steps_and_sampling_and_falls_with_noise_and_delta(
@@ -139,6 +144,7 @@ def test_epsilon_grows_with_steps_and_sampling_and_falls_with_noise_and_delta(
     assert at(sample_rate=min(1.0, q * factor)) >= least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "q", "steps", "delta"), [(8.0, 0.0128, 2200, 1e-6), (1.0, 0.05, 300, 1e-5), (0.1, 0.001, 50, 1e-7)]
 )
@@ -168,6 +174,7 @@ def test_pld_is_never_below_the_closed_form_of_full_batches(steps: int, sigma: f
     assert exact <= found <= exact * 1.01
 
 
+@pytest.mark.slow
 def test_pld_pays_for_the_rounding_of_many_steps() -> None:
     """The exact ε, by a contour integral in long double, is 10.10234. With 1e-11 less of δ, PLD gave 10.10104."""
     figures = {"sample_rate": 6.4353e-06, "noise_multiplier": 0.323689, "steps": 200_000}
@@ -180,6 +187,7 @@ def test_pld_gives_infinity_where_its_rounding_is_not_negligible() -> None:
     assert epsilon_of_events([PrivacyEvent(sample_rate="0.5", noise_multiplier="50", steps=9)], 9e-9, "PLD") == math.inf
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("sigma", [1e-152, pytest.param(1e-155, marks=pytest.mark.slow), 1e-160])
 def test_sigma_for_which_rdp_is_not_a_number_gives_infinity(sigma: float) -> None:
@@ -201,6 +209,7 @@ def test_calibration_by_pld_meets_its_target_with_less_noise(
     assert float(by_pld) < most * float(calibrate(**arguments))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "target", [pytest.param(1e-310, marks=pytest.mark.slow), pytest.param(1e-300, marks=pytest.mark.slow), 1e-20]
 )
@@ -231,6 +240,7 @@ def test_cancellation_never_makes_epsilon_zero(sigma: float, q: float) -> None:
     assert 0 < epsilon_of_events([event], 1e-9) < 0.02
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(rates, sigmas, st.floats(0.01, 20.0), st.integers(0, 3000))
 def test_steps_within_returns_the_largest_number_that_fits(q: float, sigma: float, target: float, at_most: int) -> None:
@@ -249,6 +259,7 @@ def test_delta_of_a_job_leaves_a_share_for_the_noise_sampler() -> None:
     assert exact < job_epsilon(MECHANISM, 2250, "0.00001", "RDP") < exact + 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("accountant", "library"), [("RDP", rdp.RdpAccountant), ("PLD", pld.PLDAccountant)], ids=["RDP", "PLD"]
 )

@@ -120,6 +120,7 @@ def test_no_default_changes_and_no_new_field_has_one() -> None:
     assert found == json.loads(DEFAULTS.read_text("utf-8"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [{}, {"spec.retry": {"maxRestarts": 2}}, {"spec.lora": {"rank": 4}, "spec.privacy.maxGradNorm": "0.5"}],
@@ -134,12 +135,14 @@ def test_workers_read_what_was_asked_for_and_what_the_ledger_fixes(changes: dict
     }
 
 
+@pytest.mark.slow
 def test_workers_of_an_older_release_read_a_job_that_does_not_use_the_new_field(older_release: Path) -> None:
     code = "from tensafe_api.manifest.validation import parse_job\nprint(parse_job(value).spec.training.steps)"
     done = run_older(older_release, code, job_file(changed(MINIMAL, SMALL)))
     assert (done.returncode, done.stdout) == (0, "20\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_workers_of_an_older_release_name_the_new_field_of_a_job_that_uses_it(older_release: Path) -> None:
     """They could not do what the author asks for."""
     written = job_file(changed(MINIMAL, {**SMALL, "spec.startDeadlineSeconds": 600}))

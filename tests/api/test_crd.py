@@ -37,6 +37,7 @@ def test_generated_files_are_current() -> None:
     assert {path.name: path.read_text() for path in FOLDER.glob("*.yaml")} == crd.generated_files(), "run `make crds`"
 
 
+@pytest.mark.slow
 def test_check_reports_stale_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert crd.main(["--check", str(tmp_path)]) == 1
     assert f"is stale: run `python -m tensafe_api.schema.crd {tmp_path}`" in capsys.readouterr().err

@@ -54,6 +54,7 @@ def rounded_gaussian(z: int, s: mpf, r: mpf) -> mpf:
     return total / mp.sqrt(2 * mp.pi * variance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("s", "r"), [("1.5", "0.4"), ("2", "0.5"), ("3", "0.6"), ("3", "0.75"), ("5", "1")])
 def test_rounding_of_a_continuous_gaussian_is_a_discrete_one_up_to_the_factor(s: str, r: str) -> None:
     wide, narrow = mpf(s), mpf(r)

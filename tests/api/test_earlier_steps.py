@@ -27,6 +27,7 @@ def plan_of(changes: dict[str, Any], *, earlier: list[dict[str, Any]] | None = N
     return plan, Claim.of(ledger_spec(job, plan, "uid"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accountant", ["RDP", "PLD"])
 def test_noise_is_found_for_the_sum_of_both_trainings(accountant: composition.AccountantName) -> None:
     privacy = {"targetEpsilon": "9", "accountant": accountant, "reserveSteps": 0}
@@ -52,11 +53,13 @@ def test_fewer_steps_fit_the_budget_after_earlier_ones(target: str) -> None:
     assert after.claimed_steps(0) == min(100, few)
 
 
+@pytest.mark.slow
 def test_job_without_a_step_has_spent_what_the_earlier_one_has() -> None:
     _, claim = plan_of({"targetEpsilon": "9"}, earlier=[EARLIER])
     assert claim.epsilon(0) == composition.epsilon_of_events([EVENT], DELTA, claim.accountant) > 3
 
 
+@pytest.mark.slow
 def test_order_and_grouping_of_earlier_trainings_do_not_matter() -> None:
     one, two = ({**EARLIER, "steps": steps} for steps in (50, 150))
     privacy = {"targetEpsilon": "9", "noiseMultiplier": "1"}
@@ -75,6 +78,7 @@ def test_target_below_what_the_earlier_training_has_spent_is_refused() -> None:
     )
 
 
+@pytest.mark.slow
 def test_target_that_only_pld_can_keep_is_kept() -> None:
     """By RDP the earlier training alone exceeds it."""
     by_rdp, by_pld = (composition.epsilon_of_events([EVENT], DELTA, accountant) for accountant in ("RDP", "PLD"))
@@ -84,6 +88,7 @@ def test_target_that_only_pld_can_keep_is_kept() -> None:
     assert plan.epsilon(100) <= target + 1e-4
 
 
+@pytest.mark.slow
 def test_distributions_of_earlier_trainings_are_composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A status needs an ε for each number of charged steps. Composing 64 trainings for each would take seconds."""
     made = []
@@ -118,6 +123,7 @@ MANY = [{"sampleRate": f"{(100 + i) / 10**6:f}", "noiseMultiplier": "0.35", "ste
 """Each has losses of up to 20, and so a distribution with 40,000 intervals."""
 
 
+@pytest.mark.slow
 def test_earlier_steps_of_a_stranger_take_little_memory() -> None:
     """The operator computes this for the job of any user. It took 2.3 GB."""
     composition.load()
@@ -131,6 +137,7 @@ def test_earlier_steps_of_a_stranger_take_little_memory() -> None:
     assert peak < 100e6
 
 
+@pytest.mark.slow
 def test_pld_is_too_large_for_many_wide_kinds_of_steps_and_not_for_a_few() -> None:
     many = [PrivacyEvent.model_validate(each) for each in MANY]
     assert composition.is_pld_too_large(many)
@@ -138,11 +145,13 @@ def test_pld_is_too_large_for_many_wide_kinds_of_steps_and_not_for_a_few() -> No
     assert not composition.is_pld_too_large([EVENT, EVENT])
 
 
+@pytest.mark.slow
 def test_many_different_earlier_steps_are_accounted_by_rdp() -> None:
     plan, _ = plan_of({"targetEpsilon": "20"}, earlier=MANY)
     assert plan.accountant == "RDP"
 
 
+@pytest.mark.slow
 def test_job_whose_earlier_steps_fill_the_limit_of_pld_is_accounted_by_rdp() -> None:
     """With PLD, its epsilon would jump to that of RDP at a step within its plan."""
     found = []
@@ -153,6 +162,7 @@ def test_job_whose_earlier_steps_fill_the_limit_of_pld_is_accounted_by_rdp() -> 
     assert found == ["PLD", "RDP"]
 
 
+@pytest.mark.slow
 def test_pld_that_was_asked_for_is_refused_for_too_many_earlier_steps() -> None:
     with pytest.raises(ManifestError) as error:
         plan_of({"targetEpsilon": "20", "accountant": "PLD"}, earlier=MANY)

@@ -20,6 +20,7 @@ from tensafe_api.tasks import TASKS
 Job = Callable[..., TenSafeTrainingJob]
 
 
+@pytest.mark.slow
 def test_shortest_manifest_resolves_to_the_documented_defaults(job: Job) -> None:
     """5,000 units, three epochs by default: B = min(512, 5000/20)."""
     completed, plan = resolve_job(job(calibrated=True))
@@ -43,6 +44,7 @@ def test_shortest_manifest_resolves_to_the_documented_defaults(job: Job) -> None
     assert spec.dataset.loss_on == "Assistant"
 
 
+@pytest.mark.slow
 def test_resolving_again_changes_nothing(job: Job) -> None:
     for one in (
         job(calibrated=True),

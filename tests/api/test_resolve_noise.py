@@ -221,6 +221,7 @@ def test_noise_is_calibrated_for_all_steps_that_may_be_charged(
     assert asked == {**expected, "delta": job_delta("0.00002"), "earlier": ()}
 
 
+@pytest.mark.slow
 def test_job_gets_pld_with_less_noise_unless_it_names_rdp(job: Job) -> None:
     """The reference figures of SST-2 in six epochs at ε 8 (docs/benchmarks.md)."""
     sst2 = {
@@ -239,6 +240,7 @@ def sigma_of(job: TenSafeTrainingJob) -> str:
     return plan.mechanism.noise_multiplier
 
 
+@pytest.mark.slow
 def test_default_falls_back_to_rdp_where_pld_needs_too_little_noise(job: Job) -> None:
     """Below σ = 0.3 the noise of a coarse grid would be too narrow for PLD."""
     loose = {"spec.training": {"steps": 1, "expectedBatchSize": 5}, "spec.privacy.targetEpsilon": "20"}
@@ -263,6 +265,7 @@ def test_epsilon_of_a_plan_is_computed_from_its_strings(job: Job) -> None:
     assert plan.epsilon(0) == 0.0
 
 
+@pytest.mark.slow
 def test_rdp_replaces_pld_beyond_its_number_of_steps(job: Job) -> None:
     """A pod writes the charges. With 2^31 of them PLD would need a hundred gigabytes."""
     plan = resolve_job(job({"spec.privacy.accountant": "PLD", "spec.privacy.noiseMultiplier": "200"}))[1]

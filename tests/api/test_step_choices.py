@@ -12,6 +12,8 @@ from tensafe_api.manifest.validation import ManifestError
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.step_choices import Choice, choices, proposed
 
+pytestmark = pytest.mark.slow
+
 Job = Callable[[Mapping[str, Any]], TenSafeTrainingJob]
 OWN = {"spec.training": {"steps": 40, "expectedBatchSize": 256}, "spec.privacy.accountant": "RDP"}
 

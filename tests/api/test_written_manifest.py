@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,6 +70,7 @@ optional_fields = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(changes=st.fixed_dictionaries({}, optional=optional_fields), as_json=st.booleans())
 def test_written_job_reads_as_the_same_job(changes: dict[str, Any], as_json: bool) -> None:

@@ -94,6 +94,7 @@ def test_ordinary_aliases_are_read() -> None:
     assert documents[1]["b"] == documents[1]["a3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["[" * 20_000, "{a: " * 20_000, "- " * 20_000 + "a", "[" * 101 + "]" * 101])
 def test_text_that_is_nested_too_deeply_is_refused(text: str) -> None:
     for read in (yaml_io.read_documents, yaml_io.read_value, yaml_io.read_scalar):
@@ -207,6 +208,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), json_values, min_size=1, max_size=4))
 def test_both_yaml_readers_read_the_same(value: dict[str, Any]) -> None:
     text = yaml_io.write(value)
@@ -214,6 +216,7 @@ def test_both_yaml_readers_read_the_same(value: dict[str, Any]) -> None:
     assert yaml.safe_load(text) == value
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), json_values, min_size=1, max_size=4))
 def test_yaml_readers_read_the_same_json(value: dict[str, Any]) -> None:
     text = yaml_io.write_json(value)

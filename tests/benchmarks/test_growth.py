@@ -39,6 +39,7 @@ def test_dimension_grows_with_the_rank() -> None:
     assert steps.dimension(4) == 4 * steps.dimension(1)
 
 
+@pytest.mark.slow
 def test_picture_is_small_and_the_same_for_the_same_figures(tmp_path: Path) -> None:
     for name in ("a.svg", "b.svg"):
         pictures.draw(tmp_path / name, "A step", "workers", [1, 2, 16], {"noise": [1.0, 2.0, 3.0], "rest": [3, 2, 1]})

@@ -19,6 +19,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_manifest_of_the_readme_is_valid() -> None:
     (manifest,) = blocks("yaml")
     job, plan = resolve_job(load_manifest(manifest))
@@ -26,6 +27,7 @@ def test_manifest_of_the_readme_is_valid() -> None:
     assert job.spec.dataset.unit.kind == "User"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line", [line for block in blocks("sh") for line in block.splitlines() if line.startswith("tensafe account")]
 )

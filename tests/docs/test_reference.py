@@ -27,6 +27,7 @@ def test_pages_are_current(generate: ModuleType) -> None:
         assert (generate.REFERENCE / name).read_text(encoding="utf-8") == text, "run `make docs`"
 
 
+@pytest.mark.slow
 def test_check_reports_a_stale_page(generate: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(generate, "REFERENCE", tmp_path)
     assert generate.main(["--check"]) == 1

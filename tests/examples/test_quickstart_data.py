@@ -43,6 +43,7 @@ def test_rows_fields_and_lengths(make_data: ModuleType, tmp_path: Path) -> None:
         assert "\n" not in row["text"]
 
 
+@pytest.mark.slow
 def test_manifest_fits_the_data(make_data: ModuleType) -> None:
     job = load_manifest(EXAMPLE / "job.yaml")
     assert sorted(job.spec.model.label_names) == sorted(make_data.DEPARTMENTS)
@@ -52,6 +53,7 @@ def test_manifest_fits_the_data(make_data: ModuleType) -> None:
     assert len(patients) >= 3000, "job.yaml offers the unit User with atLeast: 3000"
 
 
+@pytest.mark.slow
 def test_departments_are_balanced_and_some_notes_went_astray(make_data: ModuleType) -> None:
     rows = make_data.notes(2000, seed=1)
     shares = Counter(row["label"] for row in rows)

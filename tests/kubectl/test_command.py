@@ -39,6 +39,7 @@ def test_extra_has_what_the_plugin_imports_and_nothing_of_the_trainer() -> None:
     assert extra == {"kubernetes", "rich", "urllib3"}
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_imported_until_an_epsilon_is_computed() -> None:
     program = (
         "import sys, tensafe_kubectl.main as m; m.command_parser()\n"
@@ -49,6 +50,7 @@ def test_nothing_heavy_is_imported_until_an_epsilon_is_computed() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_computing_an_epsilon_imports_neither_torch_nor_ray() -> None:
     program = (
         "import sys, tensafe_kubectl.figures, tensafe_operator.decision.diagnosis\n"
@@ -58,6 +60,7 @@ def test_computing_an_epsilon_imports_neither_torch_nor_ray() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_missing_package_is_named_with_the_command_that_installs_it() -> None:
     program = (
         "import sys; sys.modules['rich'] = None\nfrom tensafe_kubectl.main import main; sys.exit(main(['status']))"

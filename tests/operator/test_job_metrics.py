@@ -194,6 +194,7 @@ def test_restarted_operator_exports_the_same_figures() -> None:
     assert exported(registries[0], "tensafe_job_time_to_first_step")
 
 
+@pytest.mark.slow
 def test_without_job_names_a_thousand_jobs_have_a_series_for_each_namespace_and_phase() -> None:
     """The cost of 1,000 jobs: the number of series, and the time of one scrape."""
     registries = CollectorRegistry(), CollectorRegistry()

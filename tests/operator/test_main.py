@@ -117,6 +117,7 @@ def test_help_lists_every_variable(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, shown.splitlines())) <= 110
 
 
+@pytest.mark.slow
 def test_process_logs_one_line() -> None:
     done = subprocess.run([sys.executable, "-m", "tensafe_operator"], capture_output=True, text=True)
     assert done.returncode == 1

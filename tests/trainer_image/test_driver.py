@@ -129,6 +129,7 @@ def test_each_class_of_failure_has_its_exit_code(end: object, error: Exception, 
     assert RECORD not in sentence
 
 
+@pytest.mark.slow
 def test_no_record_is_printed_by_any_library(tmp_path: Path) -> None:
     done = call(
         tmp_path,
@@ -160,6 +161,7 @@ def run(files, stop):
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
+@pytest.mark.slow
 def test_unwritable_folder_loses_the_traceback_but_not_the_sentence(tmp_path: Path) -> None:
     (tmp_path / "var").write_text("no folder")
     done = call(tmp_path, f"def run(files, stop): raise ValueError({RECORD!r})")
@@ -168,6 +170,7 @@ def test_unwritable_folder_loses_the_traceback_but_not_the_sentence(tmp_path: Pa
     assert RECORD not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_sigterm_sets_the_stop_flag(tmp_path: Path) -> None:
     done = call(
         tmp_path,
@@ -220,6 +223,7 @@ def test_terminating_head_prints_other_reasons(end: object, tmp_path: Path, reas
     assert sentence.startswith(reason)
 
 
+@pytest.mark.slow
 def test_entrypoint_names_the_missing_file(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tensorguard.driver"],
@@ -234,6 +238,7 @@ def test_entrypoint_names_the_missing_file(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_driver_imports_no_heavy_package(tmp_path: Path) -> None:
     """Ray Train's controller imports the driver's modules again, one after the other, before a worker starts."""
     assert call(tmp_path, START_WORKERS).stdout == "Completed: nothing heavy.\n"

@@ -73,6 +73,7 @@ def test_permanent_refusal_is_not_retried(error: Exception) -> None:
     assert not is_unavailable(error)
 
 
+@pytest.mark.slow
 def test_retries_end_with_the_error_of_the_service() -> None:
     tries: list[str] = []
 

@@ -32,6 +32,7 @@ def admitted(namespace: str, name: str, uid: str) -> TenSafeTrainingJob:
         "metadata.name": name,
         "metadata.uid": uid,
         "spec.cluster": {"workers": 2},
+        "spec.privacy.noiseMultiplier": "1",
     }
     return resolve_job(parse_job(changed(MINIMAL, changes)))[0]
 

@@ -40,6 +40,7 @@ def test_checkpoint_must_outlive_its_pod(uri: str, volumes: list[dict[str, Any]]
     assert taken or "would be lost with its pod" in condition(cluster, "Stalled")["message"]
 
 
+@pytest.mark.slow
 def test_grid_overflow_is_rejected_before_a_ledger_is_created() -> None:
     changes = {"spec__dataset__unit__atLeast": 10**7, "spec__training": {"steps": 10, "expectedBatchSize": 200_000}}
     cluster, _ = started_job(**changes)

@@ -36,6 +36,7 @@ def computing(figure: Figure[Any]) -> Any:
     return figure.compute()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("charged", [0, 1, 15, 16, 17, 500, 999, 1000, 1001, 1030])
 def test_shown_epsilon_is_never_below_that_of_the_charged_steps(claim: Claim, charged: int) -> None:
     shown, exact = (AskedFigures(computing, exact).spent(claim, charged) for exact in (False, True))
@@ -48,6 +49,7 @@ def test_shown_epsilon_is_never_below_that_of_the_charged_steps(claim: Claim, ch
         assert shown == exact, "it is exact at the end of the plan, and beyond it"
 
 
+@pytest.mark.slow
 def test_plan_needs_few_figures(claim: Claim) -> None:
     asked: set[Figure[Any]] = set()
 
@@ -59,6 +61,7 @@ def test_plan_needs_few_figures(claim: Claim) -> None:
     assert None not in shown and len(asked) <= POINTS + 1
 
 
+@pytest.mark.slow
 def test_short_plan_is_exact_at_each_step() -> None:
     cluster, _ = running_job()
     claim = claim_of(cluster)
@@ -111,6 +114,7 @@ def test_epsilon_of_a_listed_checkpoint_is_not_asked_for_again() -> None:
     assert Epsilon(claim_of(cluster), listed["stepsCharged"]) not in asked
 
 
+@pytest.mark.slow
 def test_job_ends_with_the_epsilon_of_exactly_its_charged_steps() -> None:
     cluster, operator = running_job(spec__training={"steps": PLANNED, "expectedBatchSize": 250})
     cluster.charge(12)
@@ -127,6 +131,7 @@ def test_job_ends_with_the_epsilon_of_exactly_its_charged_steps() -> None:
     assert float(cluster.status["privacy"]["epsilonSpent"]) == pytest.approx(claim.epsilon(17), abs=0.001)
 
 
+@pytest.mark.slow
 def test_shown_epsilon_does_not_fall_when_the_workers_stop_or_a_nearer_point_is_computed() -> None:
     cluster, operator = running_job(spec__training={"steps": PLANNED, "expectedBatchSize": 250})
     claim = claim_of(cluster)
@@ -154,6 +159,7 @@ def reconcile(cluster: FakeCluster, operator: FakeOperator) -> None:
     operator.reconcile()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planned", [60, 100, PLANNED])
 def test_epsilon_keeps_up_with_a_job_that_charges_faster_than_it_is_computed(planned: int) -> None:
     """With each figure that arrives, the job has passed a point, or several."""

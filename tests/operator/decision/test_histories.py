@@ -129,12 +129,14 @@ def run_history(seed: int, **changes: Any) -> FakeCluster:
     return cluster
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", blocks(10, quick=4))
 def test_invariants_hold_in_random_histories(block: int) -> None:
     for seed in range(block * HISTORIES // 10, (block + 1) * HISTORIES // 10):
         run_history(seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", blocks(4, quick=1))
 def test_invariants_hold_while_a_profile_comes_and_goes(block: int) -> None:
     started = 0
@@ -150,6 +152,7 @@ def image_of(ray_job: dict[str, Any]) -> str:
     return str(pod["containers"][0]["image"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", blocks(4, quick=1))
 def test_reconcile_leaves_no_work_undone_unless_it_wakes_at_once(block: int) -> None:
     """Watch events about the operator's own writes start no reconcile, so none may be needed."""
@@ -173,6 +176,7 @@ def never(*_: object) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "broken", "message"),
     [
@@ -222,6 +226,7 @@ def test_every_order_comes_to_the_same_end(seed: int) -> None:
     assert cluster.status["privacy"]["stepsCharged"] == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", blocks(4, quick=1))
 def test_invariants_hold_on_the_cache_alone(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names follow from job and attempt, the status is written under its version, and the ledger fences: so an attempt

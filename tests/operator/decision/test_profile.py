@@ -176,6 +176,7 @@ _SETTINGS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(_SETTINGS, _SETTINGS)
 @settings(max_examples=60, deadline=None)
 def test_values_of_the_job_always_survive_and_nothing_else_changes(mine: dict[str, Any], taken: dict[str, Any]) -> None:

@@ -36,6 +36,7 @@ def end_attempts(cluster: FakeCluster, operator: FakeOperator, *ends: str) -> li
     return seen
 
 
+@pytest.mark.slow
 def test_failure_that_every_attempt_repeats_stalls_the_job_with_its_fix() -> None:
     """A wrong address stays wrong: the job asked for nothing, no alert fired, and each attempt took its GPUs again."""
     cluster, operator = started_job()

@@ -79,6 +79,7 @@ def test_job_whose_attempt_was_interrupted_does_not_report_a_failure() -> None:
     assert cluster.status["attempts"][0]["reason"] == "Interrupted"
 
 
+@pytest.mark.slow
 def test_attempts_that_never_acquired_the_ledger_are_not_counted() -> None:
     """For days no node has room, the hub does not answer, an image is missing: nothing is spent, and the job waits."""
     cluster, operator = started_job(spec__retry={"maxAttempts": 1})
@@ -126,6 +127,7 @@ def test_phase_after_the_end_of_an_attempt(state: AttemptState, suspend: bool, p
     assert state_after(Assessment(state, Reason.WORKER_LOST), [ended(1)], [1], 5, suspend=suspend).phase is phase
 
 
+@pytest.mark.slow
 def test_job_without_numbers_for_more_attempts_names_what_the_last_one_failed_of() -> None:
     """Attempts that spend nothing are not counted as failures, but the ledger has a number for each of them."""
     cluster, operator = started_job()

@@ -87,6 +87,7 @@ def test_answer_that_drips_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_wait_for_a_connection_is_not_part_of_the_time_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer takes half of the time, and the last request waits for three others."""
     monkeypatch.setattr(api_client, "REQUEST_SECONDS", 1.0)
@@ -102,6 +103,7 @@ def test_wait_for_a_connection_is_not_part_of_the_time_of_a_request(monkeypatch:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_webhook_that_fails_or_may_hang_is_distinguished_from_an_api_server_without_an_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

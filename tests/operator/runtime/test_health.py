@@ -73,6 +73,7 @@ def test_silent_api_server_is_unhealthy(clock: Clock) -> None:
     assert health.problem() == ""
 
 
+@pytest.mark.slow
 def test_blocked_event_loop_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_module, "_TICK_SECONDS", 0.05)
     monkeypatch.setattr(health_module, "LAG_SECONDS", 0.2)
@@ -129,6 +130,7 @@ async def ask(runner: Any, method: str = "GET") -> tuple[asyncio.StreamReader, a
     return reader, writer
 
 
+@pytest.mark.slow
 def test_many_clients_of_the_metrics_do_not_block_the_event_loop() -> None:
     """500 of them stopped the operator of a cluster with 300 jobs: it lost its Lease."""
     clients, collector = 60, SlowCollector()
@@ -153,6 +155,7 @@ def test_many_clients_of_the_metrics_do_not_block_the_event_loop() -> None:
     assert f"slow {float(collector.calls)}".encode() in later, "a later client gets newer metrics"
 
 
+@pytest.mark.slow
 def test_client_that_does_not_read_the_metrics_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_module, "ANSWER_SECONDS", 0.3)
     length = 32 * 2**20  # more than the buffers of a connection on loopback
@@ -178,6 +181,7 @@ def test_client_that_does_not_read_the_metrics_is_cut_off(monkeypatch: pytest.Mo
     assert head.startswith(b"HTTP/1.1 200 ") and head.endswith(b"\r\n\r\n") and b"HELP" not in head
 
 
+@pytest.mark.slow
 def test_client_that_asks_again_and_again_without_reading_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of 100 kB on one connection left 28 MB of answers in the memory of an operator with few jobs."""
     monkeypatch.setattr(health_module, "ANSWER_SECONDS", 0.3)

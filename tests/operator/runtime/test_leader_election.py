@@ -139,6 +139,7 @@ def test_api_server_that_fails_ends_no_election(error: Exception, clock: Clock) 
     assert tries(leader)
 
 
+@pytest.mark.slow
 def test_election_ends_in_time_while_the_api_server_answers_nothing() -> None:
     """A frozen API server accepts connections and requests."""
     frozen = [False]

@@ -82,6 +82,7 @@ print("continues", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_process_whose_thread_does_not_return_is_killed() -> None:
     timer = Timer()
     done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=TIMEOUT_SECONDS)

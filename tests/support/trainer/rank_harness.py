@@ -77,7 +77,7 @@ spec:
     columns: {text: text, label: label}
     unit: {kind: Example, atLeast: 200}
   training: {steps: 12, expectedBatchSize: 20, microBatchSize: 8, maxLength: 16, learningRate: "5e-3"}
-  privacy: {targetEpsilon: "20", reserveSteps: 40}
+  privacy: {targetEpsilon: "20", noiseMultiplier: "0.8", reserveSteps: 40}
   checkpoint: {uri: CHECKPOINTS, everySteps: 3}
   cluster: {workers: 2, worker: {cpus: "1"}}
 """

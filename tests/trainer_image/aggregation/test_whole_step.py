@@ -51,6 +51,7 @@ spans = st.sampled_from([0.0, 1e-45, 1e-6, 0.1, 1.0, 1e30, 3e38, math.nan, math.
 row = st.lists(st.one_of(spans, st.floats(width=32)), min_size=7, max_size=7)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     shards=st.lists(st.dictionaries(st.integers(0, 50), row, max_size=4), min_size=2, max_size=2),

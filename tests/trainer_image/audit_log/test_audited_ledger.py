@@ -228,6 +228,7 @@ def _train_until_killed(directory: Path, attempt: int) -> None:
         ledger.record_checkpoint(published(1))
 
 
+@pytest.mark.slow
 def test_log_is_complete_after_kills_at_random_moments(tmp_path: Path, open_ledger: Open) -> None:
     generator, context = random.Random(7), get_context("fork")
     for attempt in range(1, 31):

@@ -50,6 +50,7 @@ def silence_one_rank(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DiscreteGaussian, "draw", drawing)
 
 
+@pytest.mark.slow
 def test_audit_of_one_gaussian_step_reaches_a_third_of_its_epsilon(audited: RunAudit) -> None:
     """q = 1, σ = 1, 5,000 canaries; the number of guesses is fixed by the claim, before the step runs."""
     result = audited()
@@ -59,6 +60,7 @@ def test_audit_of_one_gaussian_step_reaches_a_third_of_its_epsilon(audited: RunA
     assert not result.refuted
 
 
+@pytest.mark.slow
 def test_sampled_steps_are_not_refuted_and_their_bounds_are_as_expected(audited: RunAudit) -> None:
     """The bound varies by 0.1: with so many guesses, an audit in which all of them are right does not occur."""
     job = ("spec.training.steps=20", "spec.training.expectedBatchSize=128")
@@ -70,11 +72,13 @@ def test_sampled_steps_are_not_refuted_and_their_bounds_are_as_expected(audited:
     assert 0.8 * result.claimed.epsilon < result.noise_bound <= result.claimed.epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 def test_claim_holds_for_any_number_of_workers(workers: int, audited: RunAudit) -> None:
     assert not audited(f"spec.cluster.workers={workers}", canaries=3000).refuted
 
 
+@pytest.mark.slow
 def test_half_of_the_noise_is_refuted(audited: RunAudit, monkeypatch: pytest.MonkeyPatch) -> None:
     halve_the_noise(monkeypatch)
     result = audited(canaries=12_000)
@@ -90,6 +94,7 @@ def test_half_of_the_noise_is_refuted_by_guesses_alone(audited: RunAudit, monkey
     assert result.one_run > result.claimed.epsilon
 
 
+@pytest.mark.slow
 def test_one_rank_without_noise_is_refuted(audited: RunAudit, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of two equal shares is left. With so many canaries the bound of σ is 4.6 % above σ, and varies by 0.9 %."""
     silence_one_rank(monkeypatch)
@@ -98,11 +103,13 @@ def test_one_rank_without_noise_is_refuted(audited: RunAudit, monkeypatch: pytes
     assert result.sigma_at_most == pytest.approx(0.5**0.5, rel=0.1)
 
 
+@pytest.mark.slow
 def test_one_of_four_ranks_without_noise_is_refuted(audited: RunAudit, monkeypatch: pytest.MonkeyPatch) -> None:
     silence_one_rank(monkeypatch)
     assert audited("spec.cluster.workers=4", canaries=8000).refuted
 
 
+@pytest.mark.slow
 def test_no_noise_at_all_is_refuted(audited: RunAudit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DiscreteGaussian, "draw", lambda _noise, count, _stream: np.zeros(count, dtype=np.int64))
     result = audited()
@@ -119,6 +126,7 @@ def test_doubled_clip_bound_is_refuted_by_guesses(audited: RunAudit, monkeypatch
     assert result.refuted_by_guesses and not result.refuted_by_noise
 
 
+@pytest.mark.slow
 def test_canaries_that_join_each_step_instead_of_few_are_refuted(
     audited: RunAudit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +137,7 @@ def test_canaries_that_join_each_step_instead_of_few_are_refuted(
     assert result.refuted_by_guesses
 
 
+@pytest.mark.slow
 def test_every_step_is_charged_before_it_is_revealed(audited: RunAudit, monkeypatch: pytest.MonkeyPatch) -> None:
     charged: list[int] = []
     charge = BudgetGate._charge
@@ -153,6 +162,7 @@ def test_steps_of_an_earlier_training_are_not_under_audit() -> None:
     assert claimed_steps(continued, 1).epsilon == pytest.approx(alone.epsilon(1), rel=0.1)
 
 
+@pytest.mark.slow
 def test_fewer_steps_than_planned_have_a_smaller_claim() -> None:
     changes = ("spec.training.steps=10", "spec.training.expectedBatchSize=64")
     _, plan = resolve_job(load_manifest(MANIFEST, changes))

@@ -96,6 +96,7 @@ def test_more_canaries_than_coordinates_are_refused() -> None:
         Canaries.draw(SingleRankChannel(), 51, 50)
 
 
+@pytest.mark.slow
 def test_scores_without_noise_are_the_number_of_steps_that_a_canary_joined(
     audited: Callable[..., AuditResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ counts = st.tuples(st.integers(1, 3000), st.integers(1, 3000), st.integers(0, 30
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(counts=counts, delta=st.sampled_from([0.0, 1e-6, 1e-5, 1e-3]))
 def test_bound_grows_with_correct_guesses_and_falls_with_delta_canaries_and_confidence(
@@ -121,6 +122,7 @@ def gaussian_epsilon(sigma: float, delta: float) -> float:
     return float(epsilon[np.argmax(deltas <= delta)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sigma", "k"), [(0.5, 500), (1.0, 300), (3.0, 50)])
 def test_bound_of_a_gaussian_never_exceeds_its_exact_epsilon(sigma: float, k: int) -> None:
     generator, canaries, delta = np.random.default_rng(2), 5000, 1e-5
@@ -151,6 +153,7 @@ def test_more_correct_guesses_than_guesses_are_impossible() -> None:
         Guesses(10, 5, 6)
 
 
+@pytest.mark.slow
 def test_upper_bound_of_the_noise_is_wrong_as_often_as_it_may_be() -> None:
     generator, sigma, steps, significance = np.random.default_rng(3), 0.7, 9, 0.02
     runs = [noise_at_most(generator.normal(scale=sigma * 3, size=400), steps, significance) for _ in range(20_000)]

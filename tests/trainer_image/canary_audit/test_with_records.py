@@ -29,6 +29,7 @@ def make(directory: Path) -> Job:
     )
 
 
+@pytest.mark.slow
 def test_every_step_is_charged_and_no_checkpoint_is_written(tmp_path: Path) -> None:
     job = make(tmp_path / "run")
     audit(job, 200, 4)
@@ -40,6 +41,7 @@ def test_every_step_is_charged_and_no_checkpoint_is_written(tmp_path: Path) -> N
     assert (scores.steps, len(scores.scores)) == (4, 200)
 
 
+@pytest.mark.slow
 def test_records_and_canaries_are_both_in_the_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without noise, included canaries stand out from the gradients of the records, which are in all coordinates."""
     monkeypatch.setattr(DiscreteGaussian, "draw", lambda _noise, count, _stream: np.zeros(count, dtype=np.int64))
@@ -60,6 +62,7 @@ def test_records_and_canaries_are_both_in_the_sums(tmp_path: Path, monkeypatch: 
     assert included.mean() - out.mean() == pytest.approx(0.7, abs=0.45)  # 7 steps at q = 0.1
 
 
+@pytest.mark.slow
 def test_more_canaries_than_trained_parameters_end_the_audit_before_it_is_charged(tmp_path: Path) -> None:
     job = make(tmp_path / "run")
     audit(job, 10**6, 4)

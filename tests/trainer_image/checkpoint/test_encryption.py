@@ -39,6 +39,7 @@ names = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(names, st.binary(max_size=200_000), max_size=4), st.integers(0, 2))
 def test_every_recipient_decrypts_what_was_encrypted(files: dict[str, bytes], reader: int) -> None:
     secrets = [pyrage.x25519.Identity.generate() for _ in range(3)]

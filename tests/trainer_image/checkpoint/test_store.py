@@ -57,6 +57,7 @@ def test_written_files_are_read(uri: str) -> None:
     assert written == digest(raw(uri, "step-1", MANIFEST))
 
 
+@pytest.mark.slow
 def test_digest_depends_only_on_names_and_contents(uri: str) -> None:
     store = CheckpointStore(uri)
     first = store.write("a", FILES)
@@ -293,6 +294,7 @@ def test_uri_can_be_opened_with_fsspec(uri: str) -> None:
         assert file.read() == b"{}"
 
 
+@pytest.mark.slow
 def test_bucket_with_tls_needs_a_trusted_authority(s3_tls_bucket: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     store = CheckpointStore(f"s3://{BUCKET}/checkpoints")
     written = store.write("step-1", FILES)
@@ -328,6 +330,7 @@ def test_store_waits_for_a_service_that_is_unavailable(s3_tls_bucket: S3) -> Non
     assert store.names() == ["step-1", "step-2"]
 
 
+@pytest.mark.slow
 def test_large_file_is_uploaded_in_parts(s3_bucket: S3) -> None:
     large = {"adapter_model.safetensors": bytes(range(256)) * (401 << 10)}  # 100 MiB and a little
     store = CheckpointStore(f"s3://{BUCKET}/checkpoints")

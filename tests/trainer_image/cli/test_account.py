@@ -18,6 +18,7 @@ def test_account_computes_epsilon_from_noise_multiplier(capsys: pytest.CaptureFi
     assert (found["noiseMultiplier"], found["delta"], found["accountant"].lower()) == (1.5, 1e-5, "rdp")
 
 
+@pytest.mark.slow
 def test_account_computes_noise_multiplier_from_epsilon(capsys: pytest.CaptureFixture[str]) -> None:
     sigmas = []
     for accountant in ("rdp", "pld"):

@@ -38,6 +38,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     return audit
 
 
+@pytest.mark.slow
 def test_audit_of_a_job_that_keeps_its_claim_exits_0(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     assert call() == 0
     out = capsys.readouterr().out
@@ -45,6 +46,7 @@ def test_audit_of_a_job_that_keeps_its_claim_exits_0(call: Call, capsys: pytest.
     assert "4.378" in out and "to expect" in out and "claimed 1" in out
 
 
+@pytest.mark.slow
 def test_audit_of_half_the_noise_exits_1(
     call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,6 +56,7 @@ def test_audit_of_half_the_noise_exits_1(
     assert "Refuted: the steps are less private than the ledger accounts them" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_figures_are_json_for_scripts(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("-o", "json", "--canaries", "1000", "--guesses", "100", "--confidence", "0.9") == 0
     found = json.loads(capsys.readouterr().out)
@@ -66,6 +69,7 @@ def test_figures_are_json_for_scripts(call: Call, capsys: pytest.CaptureFixture[
     assert found["byNoise"]["noiseMultiplierAtMost"] > 1
 
 
+@pytest.mark.slow
 def test_figures_without_noise_are_valid_json(
     call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,11 +83,13 @@ def test_figures_without_noise_are_valid_json(
     assert found["byNoise"] == {"epsilonAtLeast": None, "noiseMultiplierAtMost": 0.0, "refuted": True}
 
 
+@pytest.mark.slow
 def test_audit_too_small_to_refute_the_claim_says_so(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("--canaries", "100") == 0
     assert "Guesses alone could not refute it" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_picture_is_a_png(call: Call, tmp_path: Path) -> None:
     assert call("--canaries", "500", "--plot", str(tmp_path / "audit.png")) == 0
     assert (tmp_path / "audit.png").read_bytes().startswith(b"\x89PNG")
@@ -96,6 +102,7 @@ def test_picture_that_cannot_be_written_is_an_error(call: Call, capsys: pytest.C
     assert "starting the workers" not in shown
 
 
+@pytest.mark.slow
 def test_picture_that_cannot_be_written_after_the_audit_leaves_its_figures(
     call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +135,7 @@ def test_arguments_that_fit_no_audit_are_refused_before_anything_runs(
     assert message in captured.err and captured.out == ""
 
 
+@pytest.mark.slow
 def test_refusal_of_this_machine_is_one_sentence(
     call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +147,7 @@ def test_refusal_of_this_machine_is_one_sentence(
     assert "too few CPUs" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_interrupted_audit_has_no_result(
     call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def test_faults_of_a_manifest_have_no_control_characters(tmp_path: Path, capsys:
         assert not any(line.startswith("valid") for line in errors.splitlines())
 
 
+@pytest.mark.slow
 def test_validate_warns_of_missing_resources_and_of_a_weak_epsilon(
     write_manifest: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,6 +62,7 @@ def test_validate_warns_of_missing_resources_and_of_a_weak_epsilon(
     assert "ε = 50 protects little" in warnings
 
 
+@pytest.mark.slow
 def test_validate_prints_the_completed_manifest(write_manifest: Write, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("validate", write_manifest(), "-o", "json") == 0
     spec = json.loads(capsys.readouterr().out)["spec"]
@@ -75,6 +77,7 @@ INIT_FROM = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "rows"),
     [
@@ -114,6 +117,7 @@ def test_validate_explains_the_figures(
         assert row in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("phase", "code"), [("Succeeded", 0), ("Failed", 1), ("BudgetExhausted", 3), ("Suspended", 130)]
 )
@@ -133,6 +137,7 @@ def test_run_returns_the_exit_code_of_the_phase_and_prints_only_the_job(
         assert "PeftModel" in shown.err
 
 
+@pytest.mark.slow
 def test_address_is_that_of_the_run_and_of_the_command_that_resumes_it(
     runner: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,6 +149,7 @@ def test_address_is_that_of_the_run_and_of_the_command_that_resumes_it(
     assert f"job.yaml--address10.0.0.1:6379--output-dir{output}--resume" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["option", "variable"])
 def test_signing_key_is_a_path_or_a_uri_and_the_resume_command_repeats_it(
     given: str,
@@ -166,6 +172,7 @@ def test_signing_key_is_a_path_or_a_uri_and_the_resume_command_repeats_it(
         assert (f"--signing-key{quoted}--output-dir" in shown) == (given == "option")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--signing-key", "--identity"])
 def test_key_file_that_other_users_can_read_is_warned_of(
     option: str, runner: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -199,6 +206,7 @@ def test_pin_in_the_uri_of_the_signing_key_is_refused_before_anything_starts(
     assert "zq9-secret" not in shown.out + shown.err
 
 
+@pytest.mark.slow
 def test_summary_is_printed_after_the_job(
     runner: Any, write_manifest: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +238,7 @@ def test_refused_run_prints_one_sentence_and_exits_with_2(
     assert "this machine has 2; lower it" in shown.err
 
 
+@pytest.mark.slow
 def test_ledger_prints_a_run_as_json(
     runner: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -278,6 +287,7 @@ def test_ledger_and_log_cut_after_a_checkpoint_are_refused(
     assert "the ledger is shorter than it was when file://" in shown.err
 
 
+@pytest.mark.slow
 def test_tables_show_each_epsilon_with_its_steps(
     write_manifest: Write, write_ledger: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -299,6 +309,7 @@ def test_tables_show_each_epsilon_with_its_steps(
         assert f"ε claimed {epsilon} of {claimed} steps to sign off" in text
 
 
+@pytest.mark.slow
 def test_ledger_without_its_run_log_is_refused(
     runner: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -316,6 +327,7 @@ def test_status_in_a_manifest_is_ignored(write_manifest: Write, capsys: pytest.C
     assert "status" not in json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_fields_without_effect_in_a_local_run_are_named(
     write_manifest: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -330,6 +342,7 @@ def test_cpus_are_a_quantity(write_manifest: Write, capsys: pytest.CaptureFixtur
     assert call("validate", write_manifest(cluster__worker={"cpus": "1.5m"})) == 0
 
 
+@pytest.mark.slow
 def test_ledger_exits_with_1_if_edited_and_2_if_missing(
     runner: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,6 +43,7 @@ def scalars(folder: str, tag: str) -> list[tuple[int, float]]:
     return [(event.step, round(event.value, 4)) for event in accumulator.Scalars(tag)]
 
 
+@pytest.mark.slow
 def test_job_of_a_cluster_is_exported_from_its_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,6 +61,7 @@ def test_job_of_a_cluster_is_exported_from_its_status(
     assert f"exported to tensorboard: {tmp_path}/{folder}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_later_export_of_a_job_sends_only_new_evaluations(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path / "run")
     run.start(1, 1, 0)
@@ -77,6 +79,7 @@ def test_later_export_of_a_job_sends_only_new_evaluations(tmp_path: Path) -> Non
     assert scalars("kept/tensorboard", "eval/loss") == [(5, 0.69), (10, 0.6)]
 
 
+@pytest.mark.slow
 def test_follow_waits_for_a_run_that_is_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 

@@ -42,6 +42,7 @@ def inspected(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
     return code, output.out, output.err
 
 
+@pytest.mark.slow
 def test_good_data_exit_with_0(job: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = inspected(capsys, job())
     assert code == 0
@@ -51,6 +52,7 @@ def test_good_data_exit_with_0(job: Callable[..., str], capsys: pytest.CaptureFi
     assert "a note" not in out + err
 
 
+@pytest.mark.slow
 def test_data_that_a_run_refuses_exit_with_1_and_its_message(
     job: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,6 +69,7 @@ def test_invalid_manifest_exits_with_2(job: Callable[..., str], capsys: pytest.C
     assert (code, out) == (2, "") and err.startswith("spec.training.maxLength")
 
 
+@pytest.mark.slow
 def test_model_without_files_exits_with_1(job: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = inspected(capsys, job(model__name="./none"))
     assert (code, out) == (1, "") and "there is no folder" in err

@@ -14,6 +14,8 @@ from PIL import Image
 from tensorguard.cli import plan_memory
 from tensorguard.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 Write = Callable[..., str]
 _NOT_READ = "spec.model.name: no model is read in these tests"
 OWN: dict[str, Any] = {

@@ -19,6 +19,8 @@ from tensorguard.cli.main import main
 from tensorguard.cli.plan_memory import PROCESS, WorkerMemory, size_text, worker_memory
 from tests.support.trainer.rank_harness import make_tokenizer
 
+pytestmark = pytest.mark.slow
+
 Write = Callable[..., str]
 FEW_STEPS: dict[str, Any] = {"privacy__accountant": "RDP", "training": {"steps": 40, "expectedBatchSize": 256}}
 SIZE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -94,7 +96,6 @@ def test_gpu_is_counted_with_what_cuda_takes(
     assert shown.out.rstrip().endswith("Fits on GPUs of 24 GB, 40 GB, 48 GB, 80 GB.")
 
 
-@pytest.mark.slow
 def test_gpu_that_is_too_small_is_a_failure(
     write_manifest: Write, llama: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,7 +147,6 @@ def large_llama(llama: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mebibytes", "expected"),
     [
@@ -184,7 +184,6 @@ def test_first_change_of_each_kind_makes_a_worker_fit(
         assert not [*changed.warnings()]
 
 
-@pytest.mark.slow
 def test_changes_are_shown_as_the_command_takes_them(
     write_manifest: Write, large_llama: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,7 +196,6 @@ def test_changes_are_shown_as_the_command_takes_them(
     )
 
 
-@pytest.mark.slow
 def test_gpu_of_unknown_size_is_compared_with_the_largest_common_one(
     write_manifest: Write,
     large_llama: dict[str, Any],
@@ -215,7 +213,6 @@ def test_gpu_of_unknown_size_is_compared_with_the_largest_common_one(
     assert capsys.readouterr().out.endswith("\nFits on GPUs of 3 GB.\n")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -243,7 +240,6 @@ def test_changes_start_from_the_manifest(
     assert [list(remedy) for remedy in found.remedies] == expected
 
 
-@pytest.mark.slow
 def test_change_that_the_model_refuses_is_not_proposed(
     write_manifest: Write, large_llama: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,7 @@ def test_statement_is_read_from_a_uri(capsys: pytest.CaptureFixture[str]) -> Non
     assert "claims-triage" in text
 
 
+@pytest.mark.slow
 def test_statement_is_read_from_a_bucket(s3_bucket: s3.S3, capsys: pytest.CaptureFixture[str]) -> None:
     """With the variables that other tools of S3 read too, and without a job that names the endpoint."""
     publish(f"s3://{s3.BUCKET}/models", RAW)
@@ -175,6 +176,7 @@ def test_folder_without_a_usable_statement_is_explained(
     assert exit_code == code and found in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("uri", "found"),
     [
@@ -199,6 +201,7 @@ def test_output_that_cannot_be_written_is_explained(folder: Path, capsys: pytest
     assert code == 2 and "/nowhere/page.html cannot be written: No such file or directory" in message
 
 
+@pytest.mark.slow
 def test_page_needs_neither_torch_nor_ray(folder: Path) -> None:
     script = (
         "import sys; from tensorguard.cli.main import main; "

@@ -38,6 +38,7 @@ def test_buckets_are_powers_of_two_up_to_max_length():
     assert buckets(16) == (16,) and buckets(7) == (7,)
 
 
+@pytest.mark.slow
 @given(units_of_lengths, st.data(), st.integers(1, 5))
 @settings(max_examples=60)
 def test_all_records_of_all_units_appear_in_public_shapes(units, data, size):

@@ -224,6 +224,7 @@ def test_turn_before_which_a_template_cannot_render_carries_no_loss(make_tokeniz
     assert learned([{"role": "assistant", "content": "hello"}, *chat("a", "b")]) == ["b <|im_end|>"]
 
 
+@pytest.mark.slow
 def test_time_to_find_the_texts_grows_with_the_length_of_the_rendering():
     """Each message is found late, and each only as a JSON string."""
     messages = [{"role": "tool", "content": '"'}, *chat("x" * 2_000_000)] + [{"role": "tool", "content": '"'}] * 20_000
@@ -248,6 +249,7 @@ def test_rendering_stops_where_the_tokens_do(make_tokenizer, chatml):
     assert rendered == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_rendering_ends_where_it_would_take_too_long(make_tokenizer, chatml):
     """The template changes the first turns when others follow, so none of them shows that the last ones are cut."""
     render = renderer(make_tokenizer(template=chatml), None)
@@ -262,6 +264,7 @@ def test_rendering_ends_where_it_would_take_too_long(make_tokenizer, chatml):
     assert sum(rendered[1:]) < 100_000
 
 
+@pytest.mark.slow
 def test_values_that_a_template_only_reads_cost_time_as_well(make_tokenizer, chatml):
     rendered = []
 
@@ -277,6 +280,7 @@ def test_values_that_a_template_only_reads_cost_time_as_well(make_tokenizer, cha
     assert learned([large, *chat("a", "b")], chat("a", "b")) == [Unusable.TOO_LARGE, "b <|im_end|>"]
 
 
+@pytest.mark.slow
 def test_nested_values_cost_the_spaces_that_a_template_indents_them_with(make_tokenizer, chatml):
     """100,000 numbers in 250 lists are 0.2 MB of JSON text, and 100 million characters after `tojson(indent=4)`."""
     learned = encode_with(make_tokenizer(template=chatml), columns={"messages": "m", "tools": "t"})
@@ -284,6 +288,7 @@ def test_nested_values_cost_the_spaces_that_a_template_indents_them_with(make_to
     assert learned(*[chat("a", "b")] * 2, tools=[flat, deep]) == ["b <|im_end|>", Unusable.TOO_LARGE]
 
 
+@pytest.mark.slow
 def test_tools_with_nested_schemas_are_rendered(make_tokenizer, chatml):
     template = "{% if tools %}{{ tools | tojson(indent=4) }}{% endif %}" + chatml
     schema = {"type": "string", "description": "the name of a ward"}
@@ -295,6 +300,7 @@ def test_tools_with_nested_schemas_are_rendered(make_tokenizer, chatml):
     assert learned(chat(*"abcd"), tools=[tools]) == ["b <|im_end|> d <|im_end|>"]
 
 
+@pytest.mark.slow
 def test_only_what_a_tokenizer_reads_of_a_batch_is_held(make_tokenizer):
     """The text of a record may be far longer than the record."""
     encode = tokeniser(make_tokenizer(template=PLAIN.replace("m.content", "m.content * 1000")), Recipe(MESSAGES, 8))

@@ -55,6 +55,7 @@ PATIENTS: Records = [
 ]
 
 
+@pytest.mark.slow
 def test_path_reaches_into_objects_of_every_source(tmp_path: Path) -> None:
     columns = {"text": "note.text", "user": "patient.id", "label": "patient.of.ward"}
     expected = [

@@ -163,6 +163,7 @@ def test_name_of_several_columns_is_refused(tmp_path):
 VALUES = st.text(st.characters(codec="utf-8"), min_size=1) | st.sampled_from(['"', '""', "a\nb", "\r", ',"', ' "a"'])
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(st.tuples(VALUES, VALUES)), last=st.sampled_from(["", "\n", "\r\n", "\n\n"]), all_quoted=st.booleans()
 )
@@ -219,6 +220,7 @@ VALUES_OF_TSV = st.text(st.characters(codec="utf-8"), min_size=1) | st.sampled_f
 )
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(st.tuples(VALUES_OF_TSV, VALUES_OF_TSV), min_size=1),
     written=st.sampled_from(

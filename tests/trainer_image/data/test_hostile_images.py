@@ -148,6 +148,7 @@ def test_truncated_file_cannot_be_used_and_shows_nothing(kind: str, capfd: pytes
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 @given(st.sampled_from(["PNG", "BMP", "GIF", "JPEG"]), st.data())
 @settings(max_examples=60, deadline=None)
 def test_damaged_file_gives_the_same_result_each_time_and_never_raises(kind: str, data: st.DataObject) -> None:

@@ -243,6 +243,7 @@ def check(case: Case, name: str, find: Callable[[], tuple[list[Any], list[Any]]]
         assert found == [None] * ROWS and None not in faults, f"{name}: trained as {found}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_source_makes_the_same_of_a_column(name: str, tmp_path: Path) -> None:
     case = CASES[name]

@@ -54,6 +54,7 @@ def shards(rows, limit=None, batches=1, **options):
     return found, keys.dataset_digest(options.get("key", KEY), [part.total for part in parts])
 
 
+@pytest.mark.slow
 @given(records, st.randoms(), st.integers(1, 4))
 @settings(max_examples=60)
 def test_shards_do_not_depend_on_the_order_of_rows_or_on_batches(rows, random, batches):
@@ -74,6 +75,7 @@ def test_columns_of_ray_arrays_hold_the_same_records_as_lists(arrays):
     assert raw({"tags": "c"}, c=arrays).equals(raw({"tags": "c"}, c=pa.array([[0, 1], [1, 1]])))
 
 
+@pytest.mark.slow
 @given(records, st.tuples(texts, users))
 @settings(max_examples=60)
 def test_added_record_changes_only_its_own_unit(rows, extra):
@@ -162,6 +164,7 @@ def test_text_and_id_that_are_not_utf8_are_counted_alone():
     assert found.tally.by_kind() == {Unusable.NO_ID: (1, "", 1), Unusable.NOT_UTF8: (1, "", 1)}
 
 
+@pytest.mark.slow
 @given(records)
 @settings(max_examples=40)
 def test_digest_depends_on_every_record_and_on_the_key(rows):

@@ -36,6 +36,7 @@ def test_epsilon_equals_the_reference_values(
     assert of(noise, rate, steps, delta) == pytest.approx(epsilon, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_different_steps_add_up_at_each_renyi_order() -> None:
     kinds = [(1.0, 0.01, 300), (1.5, 0.04, 200), (0.8, 0.002, 1000)]
     accountant = DistributedRDPAccountant(8.0, 1e-5)

@@ -39,6 +39,7 @@ def events(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [json.loads(line)["event"] for line in messages(caplog)]
 
 
+@pytest.mark.slow
 def test_file_and_logger_have_charges_checkpoints_and_the_end(
     fake: Any, config: Make, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -54,6 +55,7 @@ def test_file_and_logger_have_charges_checkpoints_and_the_end(
     verify_audit_log(str(copy), lambda uid: read_file_ledger(result.output_dir))
 
 
+@pytest.mark.slow
 def test_step_that_was_charged_and_not_taken_is_logged(
     fake: Any, config: Make, caplog: pytest.LogCaptureFixture
 ) -> None:

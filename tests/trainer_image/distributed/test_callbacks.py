@@ -36,6 +36,7 @@ class Guide(TenSafeCallback):
         print(f"end: {trainer.epsilon_spent:.2f}")
 
 
+@pytest.mark.slow
 def test_callback_of_the_guide_runs_unchanged(
     fake: Any, config: Make, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -89,6 +90,7 @@ def test_metrics_are_public_figures_of_the_step(fake: Any, config: Make) -> None
     assert json.loads(json.dumps(recorder.calls[-1][1]))["total_steps"] == 10
 
 
+@pytest.mark.slow
 def test_missing_metrics_name_the_reason(fake: Any, config: Make) -> None:
     class Curious(TenSafeCallback):
         def on_train_end(self, trainer, metrics):

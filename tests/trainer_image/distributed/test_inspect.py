@@ -37,6 +37,7 @@ def trainer(**changes: Any) -> TenSafeTrainer:
     return TenSafeTrainer(TenSafeTrainingConfig(**settings))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [list, pa.Table.from_pylist])
 def test_data_in_memory_is_counted(kind: Any) -> None:
     found = trainer().inspect(kind(ROWS), [{"text": "public", "label": 0}])
@@ -49,6 +50,7 @@ def test_data_in_memory_is_counted(kind: Any) -> None:
     assert (by_user.units, by_user.trained) == (5, 20)
 
 
+@pytest.mark.slow
 def test_files_are_read_from_a_path(tmp_path: Path) -> None:
     path = tmp_path / "notes.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
@@ -56,6 +58,7 @@ def test_files_are_read_from_a_path(tmp_path: Path) -> None:
     assert (found.records, [file.path for file in found.files]) == (20, [str(path)])
 
 
+@pytest.mark.slow
 def test_refusals_and_suggestions_have_the_names_of_python() -> None:
     found = trainer(unit_at_least=30).inspect([*ROWS, {"text": "", "label": 0, "who": 1}])
     assert len(found.refusals) == 1
@@ -63,6 +66,7 @@ def test_refusals_and_suggestions_have_the_names_of_python() -> None:
     assert [each.field for each in found.suggestions] == ["unit_at_least"]
 
 
+@pytest.mark.slow
 def test_faults_of_the_configuration_are_raised() -> None:
     with pytest.raises(ConfigurationError, match="train_dataset: missing"):
         trainer().inspect(None)

@@ -22,6 +22,7 @@ def level() -> Iterator[None]:
     LOGGER.setLevel(logging.NOTSET)
 
 
+@pytest.mark.slow
 def test_plan_is_logged_before_the_training(fake: Any, config: Make, caplog: pytest.LogCaptureFixture) -> None:
     fake.at_step = lambda step: logging.getLogger("step").warning("%s", step)
     with caplog.at_level(logging.INFO):

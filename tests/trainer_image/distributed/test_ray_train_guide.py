@@ -150,6 +150,7 @@ def test_training_without_a_privacy_configuration_is_refused_with_both_ways_on()
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "batch"),
     [

@@ -87,6 +87,7 @@ def test_private_data_is_refused_as_evaluation_set(fake: Any, config: Make) -> N
     assert fake.calls == []
 
 
+@pytest.mark.slow
 def test_callbacks_are_called_in_order_with_the_epsilon_of_the_ledger(fake: Any, config: Make) -> None:
     recorder = Recorder()
     trainer = TenSafeTrainer(config(num_epochs=2), [recorder])
@@ -106,6 +107,7 @@ def test_callbacks_are_called_in_order_with_the_epsilon_of_the_ledger(fake: Any,
     assert trainer.total_steps == 20
 
 
+@pytest.mark.slow
 def test_epochs_of_a_fractional_number_of_steps_end_once_each(fake: Any, config: Make) -> None:
     recorder = Recorder()
     TenSafeTrainer(config(num_epochs=3, unit_at_least=210), [recorder]).fit(RECORDS)  # 10.5 steps an epoch

@@ -39,6 +39,7 @@ def test_lower_bound_is_round_and_below(units: int, bound: int) -> None:
     assert lower_bound(units) == bound
 
 
+@pytest.mark.slow
 def test_at_least_is_suggested_above_and_far_below(make_spec: Callable[..., Spec]) -> None:
     spec = make_spec({"text": "t"}, unit={"atLeast": 100})
     assert suggested(spec, units=99) == {"atLeast": 90}

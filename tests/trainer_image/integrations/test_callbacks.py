@@ -94,6 +94,7 @@ def test_hanging_tracker_delays_no_step_and_ends_with_the_training(
     assert f"`tensafe export {trainer.config.output_dir} --to tensorboard`" in record.getMessage()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log_is_removed", [False, True])
 def test_failing_tracker_is_reported_once_and_stops_nothing(
     trainer: Any, play: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, log_is_removed: bool

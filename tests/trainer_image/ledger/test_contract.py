@@ -304,6 +304,7 @@ class LedgerHistory(RuleBasedStateMachine):
         self.seen.append((state.head, state.length))
 
 
+@pytest.mark.slow
 def test_charged_steps_never_decrease_in_any_history(make_backend: Callable[[], Any], spec: LedgerSpec) -> None:
     history = type("LedgerHistory", (LedgerHistory,), {"make": staticmethod(make_backend), "spec": spec})
     examples = make_backend().examples

@@ -66,6 +66,7 @@ def test_next_holder_removes_an_interrupted_line_and_continues(
     assert FileLedger(tmp_path).read().steps_charged == 17
 
 
+@pytest.mark.slow
 def test_every_changed_byte_in_the_middle_is_refused(tmp_path: Path, lines: list[bytes]) -> None:
     text = b"".join(lines)
     ledger = FileLedger(tmp_path)

@@ -94,6 +94,7 @@ def test_worker_reads_its_rows_of_each_weight(tmp_path: Path, make, task: Task, 
         assert all(isinstance(part, DTensor) is (part not in kept) for part in parts.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", range(3))
 def test_loaded_model_is_cut_into_the_same_rows(tmp_path: Path, rank: int) -> None:
     source = bert(tmp_path)
@@ -193,6 +194,7 @@ def both_names(folder: Path) -> None:
     save_file({UP.removeprefix("model."): torch.ones(32, 16)}, folder / "other.safetensors", metadata={"format": "pt"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

@@ -83,6 +83,7 @@ def test_every_module_that_the_checkpoint_lacks_is_fresh(save):
     assert set(classifier(save(DistilBertModel(config))).fresh) == {"pre_classifier", "classifier"}
 
 
+@pytest.mark.slow
 def test_head_for_other_labels_is_initialised_again(save):
     source = save(RobertaForSequenceClassification(RobertaConfig(**SMALL, num_labels=5)))
     base = classifier(source)

@@ -25,16 +25,19 @@ def output_of(*lines: str, **environment: str) -> str:
     return run.stdout.decode()
 
 
+@pytest.mark.slow
 @needs_mkl
 def test_setting_before_the_first_product_is_used():
     assert output_of(SET, MULTIPLY, SET, SHOW) == "True\nTrue\nAUTO,STRICT\n"
 
 
+@pytest.mark.slow
 @needs_mkl
 def test_setting_after_a_product_comes_too_late():
     assert output_of(MULTIPLY, SET) == "False\n"
 
 
+@pytest.mark.slow
 @needs_mkl
 def test_process_that_began_with_the_setting_may_multiply_first():
     assert output_of(MULTIPLY, SET, MKL_CBWR="AUTO,STRICT") == "True\n"

@@ -130,6 +130,7 @@ def allocated(job: Job) -> int:
     return peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "override"),
     [
@@ -156,6 +157,7 @@ def test_estimate_is_close_to_what_a_run_allocates(make_job: Callable[..., Job],
     assert estimate.total - estimate.weights - 4 * estimate.dimension == pytest.approx(measured, rel=0.1)
 
 
+@pytest.mark.slow
 def test_larger_micro_batches_need_more(make_job: Callable[..., Job]) -> None:
     model = model_of(make_job("bert"))
     estimates = [model.estimate(size) for size in (1, 2, 8)]
@@ -165,6 +167,7 @@ def test_larger_micro_batches_need_more(make_job: Callable[..., Job]) -> None:
     assert [each.rows for each in estimates] == [4 * size * each.dimension for size, each in zip((1, 2, 8), estimates)]
 
 
+@pytest.mark.slow
 def test_recomputed_layers_need_less(make_job: Callable[..., Job], tmp_path: Path) -> None:
     job = make_job("llama")
     kept = model_of(job).estimate(8)
@@ -175,6 +178,7 @@ def test_recomputed_layers_need_less(make_job: Callable[..., Job], tmp_path: Pat
     assert recomputed.weights == kept.weights
 
 
+@pytest.mark.slow
 def test_gpus_that_share_a_base_hold_a_part_each(make_job: Callable[..., Job]) -> None:
     whole = model_of(make_job("llama")).estimate(2)
     quarter = model_of(make_job("llama", "spec.cluster.worker={gpus: 4, cpus: 4}")).estimate(2)
@@ -184,6 +188,7 @@ def test_gpus_that_share_a_base_hold_a_part_each(make_job: Callable[..., Job]) -
     assert (quarter.adapter, quarter.rows, quarter.passes) == (whole.adapter, whole.rows, whole.passes)
 
 
+@pytest.mark.slow
 def test_quantised_weights_are_smaller(make_job: Callable[..., Job]) -> None:
     bf16 = "spec.training.precision=bf16"
     whole, nf4, int8 = (
@@ -195,6 +200,7 @@ def test_quantised_weights_are_smaller(make_job: Callable[..., Job]) -> None:
     assert whole - 2 * layers + layers < int8 < whole - 0.9 * layers
 
 
+@pytest.mark.slow
 def test_host_needs_the_whole_weights_only_while_it_quantises_them(make_job: Callable[..., Job]) -> None:
     gpus = ("spec.training.precision=bf16", "spec.cluster.worker={gpus: 4, cpus: 4}")
     read, quantised = (
@@ -205,6 +211,7 @@ def test_host_needs_the_whole_weights_only_while_it_quantises_them(make_job: Cal
     assert quantised.host > 3.9 * read.weights
 
 
+@pytest.mark.slow
 def test_attention_on_a_gpu_keeps_no_scores(make_job: Callable[..., Job]) -> None:
     job = make_job("llama")
     cpu, gpu = (model_of(job, device).estimate(8).passes for device in ("cpu", "cuda"))
@@ -237,6 +244,7 @@ def test_peak_is_that_of_the_largest_phase() -> None:
     assert MemoryEstimate(**always, **phases | {"update": 10}, **rest).total == 160 + 10
 
 
+@pytest.mark.slow
 def test_model_is_not_changed_by_an_estimate(make_job: Callable[..., Job]) -> None:
     model = model_of(make_job("vit"))
     assert model.estimate(4) == model.estimate(4)

@@ -50,6 +50,7 @@ def test_run_on_a_cpu_is_refused_where_openmp_may_start_fewer_threads(
     assert rows("cuda") == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [

@@ -125,6 +125,7 @@ OF_ROUNDED_NUMBERS: list[tuple[str, Function, torch.dtype]] = [
 """The first, on three threads, notices each mistake in `tests/mutants` that any of them notices: the rest is slow."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [3, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 2, 4))])
 @pytest.mark.parametrize(
     ("name", "function", "dtype"),
@@ -188,6 +189,7 @@ def test_products_of_complex_numbers_may_round(function: Function, uneven: str) 
     assert tails.uneven == uneven
 
 
+@pytest.mark.slow
 def test_self_test_names_the_operation_and_does_not_call_the_shape_bit_equal(trained, one_thread, monkeypatch) -> None:
     """On a CPU with vectors of 1,536 bits, the tiny Llama's SiLU of 2 records would end within one, and of 3 not."""
     monkeypatch.setattr(simd_remainder, "STEP_BYTES", 384)

@@ -75,6 +75,7 @@ def total(clip: GridClipper, units: list[tuple[list[float], int]]) -> torch.Tens
     return clip.take()
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(neighbours())
 def test_neighbouring_sums_differ_by_at_most_the_grid(

@@ -71,6 +71,7 @@ def total_variation(masses: dict[int, int], total: int, variance: Fraction) -> m
         return distance / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [1.0, 1.3, 1.37, 3.0, 64.0, 333.3])
 def test_exact_distribution_of_a_table_is_within_its_bound(sigma: float) -> None:
     """A table of 1.3 has 33 values: one more than fit 32 columns."""
@@ -119,6 +120,7 @@ def test_reference_detects_a_wrong_table() -> None:
     assert total_variation(masses, total, Fraction(9)) > 2.0**-72
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [1.0, 3.0, 2896.0])
 def test_draw_compares_with_the_threshold_and_ties_with_all_its_bits(sigma: float) -> None:
     """A column returns its own value exactly below its threshold: checked above, below, and with equal first bits.
@@ -156,6 +158,7 @@ def test_full_column_never_returns_its_alias() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_exact_distribution_of_two_tables_is_within_their_bound() -> None:
     sigma = 1025.0
     sampler = DiscreteGaussian(sigma)
@@ -171,6 +174,7 @@ def test_exact_distribution_of_two_tables_is_within_their_bound() -> None:
     assert sampler.total_variation > fine.total_variation + coarse.total_variation, "the convolution costs more"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [1024.5, 1_600_000.0, 4_200_000.0, 4_200_001.7])
 def test_variances_of_two_tables_add_up_to_the_total(sigma: float) -> None:
     sampler = DiscreteGaussian(sigma)
@@ -241,6 +245,7 @@ class Reference:
                 return y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sigma", "bins"), [(3.0, range(-9, 10)), (64.0, range(-160, 161, 8))])
 def test_sampler_is_indistinguishable_from_the_exact_sampler(sigma: float, bins: range) -> None:
     reference = Reference(Fraction(sigma), stream(1))

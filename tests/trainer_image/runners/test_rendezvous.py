@@ -69,6 +69,7 @@ def test_group_forms_in_the_pod_that_signs(ray: Any, monkeypatch: pytest.MonkeyP
         assert dist.get_rank() == 0
 
 
+@pytest.mark.slow
 def test_workers_do_not_start_where_no_pod_signs(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ray(0, 1)
     monkeypatch.setenv(SIGNER_VARIABLE, "0")
@@ -81,6 +82,7 @@ def test_operator_names_the_variable_and_the_folder_of_the_key_as_the_trainer_re
     assert str(PodFiles().signing_key_file) == f"{rayjob.SIGNING_PATH}/signing-key.pem"
 
 
+@pytest.mark.slow
 def test_rank_that_cannot_reach_rank_0_reports_it(ray: Any) -> None:
     (unused_port,) = free_ports(1)
     ray(1, 2, at=("127.0.0.1", unused_port))
@@ -91,6 +93,7 @@ def test_rank_that_cannot_reach_rank_0_reports_it(ray: Any) -> None:
     assert sentence.startswith(f"worker 1 of 2 could not join the others at 127.0.0.1:{unused_port}")
 
 
+@pytest.mark.slow
 def test_rank_0_stops_waiting_after_the_timeout(ray: Any) -> None:
     ray(0, 2)
     with pytest.raises(RendezvousError, match="worker 0 of 2 could not join"), process_group("gloo", 1):

@@ -61,6 +61,7 @@ def key(make_key: Any) -> Path:
     return make_key() / keys.SIGNING_KEY
 
 
+@pytest.mark.slow
 def test_claim_fits_its_schema(key: Path) -> None:
     schema = schema_of_claims()
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -217,6 +218,7 @@ def test_file_with_the_certificate_of_another_key_is_refused(key: Path, authorit
         read_signing_key(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_certificate", [False, True], ids=["key", "certificate"])
 def test_command_of_model_signing_verifies_the_folder(
     key: Path, authority: Any, tmp_path: Path, with_certificate: bool
@@ -238,6 +240,7 @@ def test_command_of_model_signing_verifies_the_folder(
     assert subprocess.run([*command, folder], capture_output=True, check=False).returncode == 1
 
 
+@pytest.mark.slow
 def test_commands_that_sign_nothing_do_not_import_the_libraries() -> None:
     code = (
         "import sys\nimport tensorguard.training.checkpointing, tensorguard.cli.main, tensorguard.cli.verify\n"

@@ -32,6 +32,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.slow
 def test_front_matter_has_the_fields_of_the_hub(statement: dict[str, Any]) -> None:
     data = ModelCard(render_model_card(statement, HUB)).data
     assert data.base_model == "Qwen/Qwen3-0.6B"
@@ -41,6 +42,7 @@ def test_front_matter_has_the_fields_of_the_hub(statement: dict[str, Any]) -> No
     assert {"lora", "differential-privacy"} <= set(data.tags or ())
 
 
+@pytest.mark.slow
 def test_front_matter_has_the_claim_in_the_digits_of_the_statement(statement: dict[str, Any]) -> None:
     privacy = ModelCard(render_model_card(statement, HUB)).data.differential_privacy
     claim, mechanism = statement["claim"], statement["mechanism"]

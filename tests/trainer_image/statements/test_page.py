@@ -97,10 +97,12 @@ def build_report_without_checks(raw: dict[str, Any], like: Report) -> Report:
     return Report(raw, document, parts)
 
 
+@pytest.mark.slow
 def test_page_is_valid_html(statement: dict[str, Any]) -> None:
     parse(render_page(build_report(statement)))
 
 
+@pytest.mark.slow
 def test_page_refers_to_nothing_outside(statement: dict[str, Any]) -> None:
     page = render_page(build_report(statement))
     loading = {"src", "href", "srcset", "action", "data", "poster", "style", "background", "cite", "formaction", "ping"}
@@ -115,6 +117,7 @@ def test_page_refers_to_nothing_outside(statement: dict[str, Any]) -> None:
     assert "default-src 'none'" in page
 
 
+@pytest.mark.slow
 def test_page_shows_the_figures_of_the_statement_with_their_units(statement: dict[str, Any]) -> None:
     report = build_report(statement)
     page = render_page(report)
@@ -130,6 +133,7 @@ def test_page_shows_the_figures_of_the_statement_with_their_units(statement: dic
     assert rows["δ"] == [statement["claim"]["delta"], "probability"]
 
 
+@pytest.mark.slow
 def test_page_shows_every_sentence_of_the_statement(statement: dict[str, Any]) -> None:
     report = build_report(statement)
     shown = text_of(render_page(report))
@@ -165,6 +169,7 @@ def test_no_text_of_a_statement_becomes_markup(text: str, report: Report) -> Non
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", page)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.sampled_from("<>&\"'/=!-[]{}%#ab \x00\x0c\u202e\ufffe") | st.characters(), max_size=40))
 def test_shape_of_the_page_does_not_depend_on_texts(text: str, report: Report) -> None:

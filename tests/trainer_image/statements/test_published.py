@@ -59,11 +59,13 @@ def web_server(content: bytes, packed: bytes | None = None) -> Iterator[str]:
         server.server_close()
 
 
+@pytest.mark.slow
 def test_statement_on_a_web_server_is_read(statement: dict[str, Any]) -> None:
     with web_server(canonical_json(statement)) as url:
         assert read_statement(f"{url}/final") == (statement, [])
 
 
+@pytest.mark.slow
 def test_packed_file_is_not_unpacked_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     unpacked: list[int] = []
     monkeypatch.setattr("aiohttp.StreamReader.feed_data", _counted(unpacked))

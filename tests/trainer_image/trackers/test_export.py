@@ -24,6 +24,7 @@ from tests.support.trainer.recorded_run import START, RecordedRun, crashed_and_f
 Exporter = Callable[..., None]
 
 
+@pytest.mark.slow
 def test_export_sends_epsilon_and_the_public_evaluation(tmp_path: Path, tracker: Any, export: Exporter) -> None:
     run = crashed_and_finished(tmp_path / "run")
     export(run.directory)
@@ -37,6 +38,7 @@ def test_export_sends_epsilon_and_the_public_evaluation(tmp_path: Path, tracker:
     assert (info.uid, info.name) == (run.job.metadata.uid, "triage")
 
 
+@pytest.mark.slow
 def test_steps_that_ran_again_count_again_and_epsilon_rises(tmp_path: Path, tracker: Any, export: Exporter) -> None:
     run = crashed_and_finished(tmp_path / "run")
     export(run.directory)
@@ -62,6 +64,7 @@ def test_last_epsilon_is_that_of_the_ledger(tmp_path: Path, tracker: Any, export
     assert tracker.outcomes == [Outcome.FAILED]
 
 
+@pytest.mark.slow
 def test_times_of_points_hide_the_duration_of_steps(tmp_path: Path, tracker: Any, export: Exporter) -> None:
     export(crashed_and_finished(tmp_path / "run").directory)
     assert all(point.time % TIME_GRAIN_SECONDS == 0 and point.time > START for point in tracker.points)
@@ -180,6 +183,7 @@ def test_edited_ledger_is_reported_instead_of_a_small_epsilon(tmp_path: Path, tr
     assert tracker.outcomes == []
 
 
+@pytest.mark.slow
 def test_ledger_of_another_run_is_reported_instead_of_its_epsilon(
     tmp_path: Path, tracker: Any, export: Exporter
 ) -> None:

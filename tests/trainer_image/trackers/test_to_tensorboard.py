@@ -28,6 +28,7 @@ def series(folder: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, round(event.value, 4)) for event in read(folder).Scalars(tag)]
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_the_figures_and_the_statement(tmp_path: Path) -> None:
     run = crashed_and_finished(tmp_path / "run")
     assert main(["export", str(run.directory), "--to", "tensorboard"]) == 0

@@ -34,6 +34,7 @@ def check(job: Job) -> None:
     assert report.steps_charged == job.ledger().steps_charged
 
 
+@pytest.mark.slow
 def test_workers_log_the_fingerprints_of_their_keys(tmp_path: Path) -> None:
     job = Job.make(tmp_path / "run", *AUDITED)
     assert job.run() == [0, 0], job.errors()
@@ -44,6 +45,7 @@ def test_workers_log_the_fingerprints_of_their_keys(tmp_path: Path) -> None:
     check(job)
 
 
+@pytest.mark.slow
 def test_new_incarnation_agrees_on_new_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job.make(tmp_path / "run", *ALONE)
     with monkeypatch.context() as patch:
@@ -65,6 +67,7 @@ def test_new_incarnation_agrees_on_new_keys(tmp_path: Path, monkeypatch: pytest.
     check(job)
 
 
+@pytest.mark.slow
 def test_stop_on_request_is_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job.make(tmp_path / "run", *ALONE)
     monkeypatch.setattr(StopSignal, "requested", property(lambda self: FileLedger(job.directory).read().length > 5))
@@ -74,6 +77,7 @@ def test_stop_on_request_is_an_interruption(tmp_path: Path, monkeypatch: pytest.
     check(job)
 
 
+@pytest.mark.slow
 def test_refused_resume_is_logged_with_its_reason(tmp_path: Path) -> None:
     job = Job.make(tmp_path / "run", *ALONE)
     job.train_alone()
@@ -88,6 +92,7 @@ def test_refused_resume_is_logged_with_its_reason(tmp_path: Path) -> None:
     check(job)
 
 
+@pytest.mark.slow
 def test_exhausted_budget_is_a_refusal_where_the_job_fails(tmp_path: Path) -> None:
     job = Job.make(
         tmp_path / "run",
@@ -104,6 +109,7 @@ def test_exhausted_budget_is_a_refusal_where_the_job_fails(tmp_path: Path) -> No
     check(job)
 
 
+@pytest.mark.slow
 def test_evaluation_is_logged_without_its_result(tmp_path: Path) -> None:
     job = Job.make(
         tmp_path / "run",
@@ -119,6 +125,7 @@ def test_evaluation_is_logged_without_its_result(tmp_path: Path) -> None:
     assert losses and not any(loss[:6] in (job.directory / AUDIT_LOG).read_text() for loss in losses)
 
 
+@pytest.mark.slow
 def test_no_private_value_is_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records, keys and exact figures of private data: all of them exist in this job, none of them in its log."""
     drawn: list[str] = []
@@ -143,6 +150,7 @@ def test_no_private_value_is_in_the_log(tmp_path: Path, monkeypatch: pytest.Monk
         )
 
 
+@pytest.mark.slow
 def test_job_without_an_audit_log_writes_none(tmp_path: Path) -> None:
     job = Job.make(tmp_path / "run", "spec.cluster.workers=1", "spec.training.steps=1")
     job.train_alone()
@@ -150,6 +158,7 @@ def test_job_without_an_audit_log_writes_none(tmp_path: Path) -> None:
     assert "auditLogHead" not in json.loads((job.directory / "checkpoints/final/statement.json").read_text())["hashes"]
 
 
+@pytest.mark.slow
 def test_unwritable_log_stops_the_training(tmp_path: Path) -> None:
     job = Job.make(tmp_path / "run", *ALONE)
     (job.directory / AUDIT_LOG).mkdir()

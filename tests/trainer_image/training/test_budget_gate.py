@@ -34,6 +34,7 @@ def affordable(job: Job) -> int:
     return steps
 
 
+@pytest.mark.slow
 def test_stop_ends_with_the_last_affordable_step_as_a_final_checkpoint(tmp_path: Path) -> None:
     stopping = job(tmp_path)
     steps = affordable(stopping)
@@ -50,6 +51,7 @@ def test_stop_ends_with_the_last_affordable_step_as_a_final_checkpoint(tmp_path:
     assert float(status.privacy.epsilon_spent) <= 2.5
 
 
+@pytest.mark.slow
 def test_fail_ends_without_a_final_checkpoint(tmp_path: Path) -> None:
     failing = job(tmp_path, "spec.privacy.onBudgetExhausted=Fail")
     failing.train_alone()
@@ -60,6 +62,7 @@ def test_fail_ends_without_a_final_checkpoint(tmp_path: Path) -> None:
     assert not failing.store().exists("final")
 
 
+@pytest.mark.slow
 def test_steps_charged_before_a_crash_count_against_the_budget(tmp_path: Path, break_at: Break) -> None:
     """A step that is run again is charged again, so the run ends earlier."""
     crashed = job(tmp_path)
@@ -78,6 +81,7 @@ def test_steps_charged_before_a_crash_count_against_the_budget(tmp_path: Path, b
     assert crashed.status().checkpoints[-1].epsilon == crashed.status().privacy.epsilon_spent
 
 
+@pytest.mark.slow
 def test_reserve_steps_cover_a_crash(tmp_path: Path, break_at: Break) -> None:
     """The noise is calibrated for steps + reserveSteps, so all planned steps are reached in spite of the crash."""
     overrides = ("spec.cluster.workers=1", "spec.training.steps=6", "spec.privacy.reserveSteps=3")
@@ -92,6 +96,7 @@ def test_reserve_steps_cover_a_crash(tmp_path: Path, break_at: Break) -> None:
     assert float(reserved.status().privacy.epsilon_spent) <= reserved.plan.target_epsilon
 
 
+@pytest.mark.slow
 def test_step_is_not_revealed_when_its_charge_is_not_in_the_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

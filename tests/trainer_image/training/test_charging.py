@@ -56,6 +56,7 @@ def charged_steps(gate: BudgetGate, clock: Clock, steps: range, seconds: float) 
     return sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seconds", "sizes"), [(1.0, [1, 10, 10]), (0.25, [1, 20]), (3.0, [1, 3, 3, 3, 3, 3, 3, 2]), (60.0, [1] * 21)]
 )

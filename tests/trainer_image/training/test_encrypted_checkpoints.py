@@ -86,6 +86,7 @@ def refused(job: Job, reason: str = "DecryptionFailed") -> str:
     return job.ended().message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 def test_run_resumes_with_the_identity_of_any_recipient(broken: Job, number: int) -> None:
     broken.identity = identity(broken, number)
@@ -94,6 +95,7 @@ def test_run_resumes_with_the_identity_of_any_recipient(broken: Job, number: int
     assert [(charge.attempt, charge.steps) for charge in broken.ledger().charges] == [(1, 6), (2, 2)]
 
 
+@pytest.mark.slow
 def test_resumed_weights_and_optimizer_state_are_those_that_were_encrypted(broken: Job) -> None:
     """AdamW counts its steps: a resume without its state would count only the last ones."""
     secret = identity(broken, 0)
@@ -116,11 +118,13 @@ def test_resumed_weights_and_optimizer_state_are_those_that_were_encrypted(broke
     assert all(torch.equal(seen[0][key], saved[key]) for key in saved)
 
 
+@pytest.mark.slow
 def test_resume_without_an_identity_names_what_is_missing(broken: Job) -> None:
     message = refused(broken)
     assert f"{STEP_4} is encrypted, and there is no identity" in message and "identitySecretName" in message
 
 
+@pytest.mark.slow
 def test_resume_with_the_identity_of_another_is_refused(broken: Job, tmp_path: Path) -> None:
     broken.identity, _ = make_identity(tmp_path / "other")
     message = refused(broken, "InvalidManifest")
@@ -160,6 +164,7 @@ def test_unusable_identity_ends_the_attempt_before_the_ledger_is_acquired(broken
     assert "absent.txt cannot be read" in refused(broken, "InvalidManifest")
 
 
+@pytest.mark.slow
 def test_run_without_an_identity_trains_to_its_end(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     job.identity = None
@@ -230,6 +235,7 @@ class Watch:
                 yield place
 
 
+@pytest.mark.slow
 def test_watch_sees_what_a_run_without_encryption_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(tmp_path)
     with_others(job, job.job.spec.checkpoint.model_copy(update={"encryption": None}))
@@ -238,6 +244,7 @@ def test_watch_sees_what_a_run_without_encryption_stores(tmp_path: Path, monkeyp
     assert {Path(place.split("@")[0]).name for place in watch.readable()} == {ADAPTER_WEIGHTS, OPTIMIZER}
 
 
+@pytest.mark.slow
 def test_nothing_readable_reaches_a_disk_during_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Temporary folders included: each write to the folder of checkpoints is seen before it is renamed."""
     job = make_job(tmp_path)
@@ -258,6 +265,7 @@ def test_nothing_readable_reaches_a_disk_during_a_whole_run(tmp_path: Path, monk
     assert {path.name for path in (job.directory / "checkpoints").iterdir()} >= {"final", STEP_4}
 
 
+@pytest.mark.slow
 def test_nothing_readable_reaches_a_bucket_during_a_whole_run(
     tmp_path: Path, s3_bucket: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:

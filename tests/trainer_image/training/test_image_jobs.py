@@ -25,6 +25,7 @@ def weights(job: Job) -> dict[str, torch.Tensor]:
     return load(job.store().read("final")["adapter_model.safetensors"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

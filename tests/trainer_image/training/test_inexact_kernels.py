@@ -16,6 +16,7 @@ SHORT = ("spec.training.steps=2", "spec.checkpoint.everySteps=2", "spec.training
 exact_compute = PerExampleGradients.compute
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "error", "message"),
     [
@@ -35,6 +36,7 @@ def test_inexact_kernel_on_one_rank_ends_the_attempt_on_all(
     assert job.revealed() == [0, 0]
 
 
+@pytest.mark.slow
 def test_later_attempt_on_a_machine_with_an_inexact_kernel_charges_nothing(
     halted: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,6 +49,7 @@ def test_later_attempt_on_a_machine_with_an_inexact_kernel_charges_nothing(
     assert halted.ledger().attempt == 1
 
 
+@pytest.mark.slow
 def test_kernel_that_rounds_by_slot_trains_one_record_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def same_model(earlier: Job, later: Job) -> None:
     ).read_bytes()
 
 
+@pytest.mark.slow
 def test_training_starts_from_the_earlier_weights(earlier: Job, tmp_path: Path) -> None:
     """With a learning rate of almost 0 the weights stay where they started."""
     still = ("spec.training.learningRate=1e-30", "spec.training.weightDecay=0")
@@ -80,6 +81,7 @@ def test_training_starts_from_the_earlier_weights(earlier: Job, tmp_path: Path) 
     assert any(tensor.any() for name, tensor in after.items() if "lora_B" in name)
 
 
+@pytest.mark.slow
 def test_every_epsilon_counts_the_earlier_steps(earlier: Job, tmp_path: Path) -> None:
     job = job_from(tmp_path, final(earlier), spent(earlier))
     assert job.plan.epsilon(0) > 0
@@ -101,6 +103,7 @@ def test_every_epsilon_counts_the_earlier_steps(earlier: Job, tmp_path: Path) ->
     assert main(["verify", str(final(job)), "--ledger", str(job.directory)]) == 0
 
 
+@pytest.mark.slow
 def test_third_training_counts_both_earlier_ones(earlier: Job, tmp_path: Path) -> None:
     second = job_from(tmp_path / "second", final(earlier), spent(earlier))
     second.train_alone()
@@ -118,6 +121,7 @@ def test_third_training_counts_both_earlier_ones(earlier: Job, tmp_path: Path) -
     assert third.plan.epsilon(2) > second.plan.epsilon(2) > earlier.plan.epsilon(4)
 
 
+@pytest.mark.slow
 def test_adapter_of_an_unfinished_job_counts_with_all_steps_that_it_claims(earlier: Job, tmp_path: Path) -> None:
     """A checkpoint after two of four steps: that the person stopped there may depend on what the steps revealed."""
     folder = next((earlier.directory / "checkpoints").glob("step-000002-*"))
@@ -166,6 +170,7 @@ def rewrite(folder: Path, change: Any) -> None:
     (folder / "manifest.json").write_bytes(canonical_json(listing))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -228,6 +233,7 @@ def users(column: str) -> str:
     return f"spec.dataset.unit={{kind: User, column: {column}, atLeast: 60, maxExamplesPerUnit: 4}}"
 
 
+@pytest.mark.slow
 def test_users_of_the_earlier_training_must_be_those_of_this_one(tmp_path: Path) -> None:
     """For a doctor, the steps that protected each patient are steps in which twenty units differ."""
     rows = [
@@ -272,6 +278,7 @@ def interrupted(tmp_path: Path, folder: Path, events: list[dict[str, Any]]) -> J
     return job
 
 
+@pytest.mark.slow
 def test_resumed_job_needs_its_own_checkpoint_only(earlier: Job, tmp_path: Path) -> None:
     """The earlier one may be removed: that of a job that still runs is, after some steps."""
     folder = tmp_path / "copy" / "final"
@@ -297,6 +304,7 @@ def test_job_is_not_resumed_from_another_adapter(earlier: Job, tmp_path: Path) -
     assert f"this job started from {final(earlier)}" in job.ended().message
 
 
+@pytest.mark.slow
 def test_forged_checkpoint_of_the_job_does_not_change_what_it_started_from(earlier: Job, tmp_path: Path) -> None:
     """What the job's own statements say counts only if the ledger knows the checkpoint."""
     job = interrupted(tmp_path, final(earlier), spent(earlier))
@@ -309,6 +317,7 @@ def test_forged_checkpoint_of_the_job_does_not_change_what_it_started_from(earli
     assert job.ledger().steps_charged == 2
 
 
+@pytest.mark.slow
 def test_job_that_was_killed_before_its_checkpoint_was_recorded_reads_the_adapter_again(
     earlier: Job, tmp_path: Path
 ) -> None:
@@ -368,6 +377,7 @@ def encrypted_earlier(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Pa
     return job, folder / "keys" / "identity"
 
 
+@pytest.mark.slow
 def test_training_starts_from_an_encrypted_adapter(encrypted_earlier: tuple[Job, Path], tmp_path: Path) -> None:
     before, identity = encrypted_earlier
     still = ("spec.training.learningRate=1e-30", "spec.training.weightDecay=0")
@@ -380,6 +390,7 @@ def test_training_starts_from_an_encrypted_adapter(encrypted_earlier: tuple[Job,
     assert all(torch.equal(tensor, after[name]) for name, tensor in load(started).items())
 
 
+@pytest.mark.slow
 def test_encrypted_adapter_without_an_identity_is_refused(encrypted_earlier: tuple[Job, Path], tmp_path: Path) -> None:
     before, _ = encrypted_earlier
     job = job_from(tmp_path, final(before), spent(before))
@@ -388,6 +399,7 @@ def test_encrypted_adapter_without_an_identity_is_refused(encrypted_earlier: tup
     assert "final is encrypted, and there is no identity" in job.ended().message
 
 
+@pytest.mark.slow
 def test_identity_for_the_earlier_adapter_alone_suffices(encrypted_earlier: tuple[Job, Path], tmp_path: Path) -> None:
     """The new adapter is for others. A resume would need their identity."""
     before, identity = encrypted_earlier
@@ -398,6 +410,7 @@ def test_identity_for_the_earlier_adapter_alone_suffices(encrypted_earlier: tupl
     assert job.ended().reason == "Completed", job.ended().message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("earlier", "missing", "refused"), [(1, "Refuse", True), (1, "OwnUnit", False), (0, "Refuse", False)]
 )

@@ -33,6 +33,7 @@ def weights(job: Job) -> dict[str, torch.Tensor]:
     return load(job.store().read("final")["adapter_model.safetensors"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -57,6 +58,7 @@ def test_sequence_classification_trains(tmp_path: Path, overrides: tuple[str, ..
     PeftModel.from_pretrained(base, job.directory / "checkpoints" / "final")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_causal_lm_trains(tmp_path: Path, precision: str) -> None:
     job = Job.make(tmp_path / "run", *SHORT, f"spec.training.precision={precision}", kind=CAUSAL)
@@ -67,6 +69,7 @@ def test_causal_lm_trains(tmp_path: Path, precision: str) -> None:
     PeftModel.from_pretrained(base, job.directory / "checkpoints" / "final")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_token_classification_trains(tmp_path: Path, precision: str) -> None:
     job = Job.make(tmp_path / "run", *SHORT, f"spec.training.precision={precision}", kind=TAGS)
@@ -108,6 +111,7 @@ def test_two_workers_publish_the_entity_f1_of_all_records(tmp_path: Path) -> Non
     assert 0.3 < float(result.f1) < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", ["abc", ""])
 def test_tags_in_another_scheme_have_no_f1(tmp_path: Path, names: str) -> None:
     evaluation = "spec.evaluation={uri: other.jsonl, visibility: Public, everySteps: 3}"
@@ -125,6 +129,7 @@ def users(rows: list[dict[str, object]], each: int) -> list[dict[str, object]]:
     return [{**row, "user": f"user-{number // each}"} for number, row in enumerate(rows)]
 
 
+@pytest.mark.slow
 def test_user_joins_with_all_records_across_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five records per user, at most four used, three rows per micro-batch: users continue across micro-batches."""
     unit = "{kind: User, column: user, atLeast: 20, maxExamplesPerUnit: 4}"
@@ -145,6 +150,7 @@ def test_user_joins_with_all_records_across_micro_batches(tmp_path: Path, monkey
     assert statement["claim"]["unit"] == job.status().privacy.unit == "User"
 
 
+@pytest.mark.slow
 def test_users_are_sampled_not_their_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With q = 0.1 a user with four records joins one step in ten. If records were drawn, it would be one in three."""
     job = Job.make(
@@ -197,6 +203,7 @@ def test_three_workers_train_a_causal_model_on_users(tmp_path: Path) -> None:
     assert len({(job.directory / f"weights-{rank}").read_text() for rank in range(3)}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("visibility", ["Public", "Private"])
 def test_only_a_public_evaluation_reaches_the_status(tmp_path: Path, visibility: str) -> None:
     evaluation = f"{{uri: other.jsonl, visibility: {visibility}, everySteps: 2}}"
@@ -209,6 +216,7 @@ def test_only_a_public_evaluation_reaches_the_status(tmp_path: Path, visibility:
     assert visibility in json.loads(job.store().read("final")["statement.json"])["evaluation"]
 
 
+@pytest.mark.slow
 def test_f1_of_a_private_set_stays_in_the_owners_file(tmp_path: Path) -> None:
     job = Job.make(
         tmp_path / "run",
@@ -227,6 +235,7 @@ def test_f1_of_a_private_set_stays_in_the_owners_file(tmp_path: Path) -> None:
     ] * 2
 
 
+@pytest.mark.slow
 def test_private_evaluation_reaches_the_owners_file_only(tmp_path: Path) -> None:
     job = Job.make(
         tmp_path / "run",
@@ -240,6 +249,7 @@ def test_private_evaluation_reaches_the_owners_file_only(tmp_path: Path) -> None
     assert [json.loads(line)["step"] for line in path.read_text().splitlines() if "evaluationLoss" in line] == [2, 3]
 
 
+@pytest.mark.slow
 def test_private_evaluation_sends_no_sum_in_the_clear(tmp_path: Path) -> None:
     job = Job.make(
         tmp_path / "run",

@@ -13,6 +13,7 @@ from tests.support.trainer.rank_harness import Job, join
 SHORT = ("spec.training.steps=5", "spec.checkpoint.everySteps=2")
 
 
+@pytest.mark.slow
 def test_unreadable_shard_of_one_rank_ends_the_attempt_on_all_ranks(tmp_path: Path) -> None:
     job = Job.make(tmp_path / "run", *SHORT)
     job.shards[1].write_bytes(b"no Arrow file")
@@ -24,6 +25,7 @@ def test_unreadable_shard_of_one_rank_ends_the_attempt_on_all_ranks(tmp_path: Pa
     assert job.revealed() == [0, 0]
 
 
+@pytest.mark.slow
 def test_ranks_with_different_grids_reveal_nothing(tmp_path: Path) -> None:
     job = Job.make(tmp_path / "run", *SHORT)
     assert job.run(OtherGrid(rank=1)) == [1, 1]
@@ -32,6 +34,7 @@ def test_ranks_with_different_grids_reveal_nothing(tmp_path: Path) -> None:
     assert job.ledger().steps_charged == 1  # charged, not revealed
 
 
+@pytest.mark.slow
 def test_rank_with_another_job_key_is_rejected(tmp_path: Path) -> None:
     job = Job.make(tmp_path / "run", *SHORT)
     assert job.run(OtherKey(rank=1)) == [1, 1]

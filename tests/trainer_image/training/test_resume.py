@@ -64,6 +64,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_resumed_run_starts_at_the_newest_checkpoint_and_charges_again(halted: Job) -> None:
     before = halted.ledger()
     assert (before.steps_charged, before.steps_recharged) == (6, 0)
@@ -77,6 +78,7 @@ def test_resumed_run_starts_at_the_newest_checkpoint_and_charges_again(halted: J
     assert [record.step for record in halted.records() if isinstance(record, Stepped)][-3:] == [5, 6, 7]
 
 
+@pytest.mark.slow
 def test_epsilon_of_a_resumed_run_counts_every_charge(halted: Job) -> None:
     broken = halted.plan.epsilon(halted.ledger().steps_charged)
     halted.train_alone()
@@ -94,6 +96,7 @@ def test_epsilon_of_a_resumed_run_counts_every_charge(halted: Job) -> None:
     assert halted.status().checkpoints[-1].epsilon == privacy.epsilon_spent
 
 
+@pytest.mark.slow
 def test_weights_and_optimizer_state_are_restored_bit_for_bit(halted: Job) -> None:
     parts = set_up(halted.config(), 0, CPU)
     fresh = adapter_state(parts.model)
@@ -109,6 +112,7 @@ def test_weights_and_optimizer_state_are_restored_bit_for_bit(halted: Job) -> No
     assert (state.step, state.attempt, state.incarnation) == (4, 1, 1)
 
 
+@pytest.mark.slow
 def test_optimizer_state_counts_every_step_of_the_published_adapter(halted: Job) -> None:
     """AdamW counts its steps. A resume without its state would count only the last two."""
     halted.train_alone()
@@ -117,6 +121,7 @@ def test_optimizer_state_counts_every_step_of_the_published_adapter(halted: Job)
     assert OPTIMIZER not in halted.store().read("final"), "no step follows"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file",
     [
@@ -160,6 +165,7 @@ def test_checkpoint_with_a_missing_file_is_refused(halted: Job) -> None:
     assert "lacks optimizer.safetensors" in message
 
 
+@pytest.mark.slow
 def test_run_without_its_newest_checkpoint_resumes_from_the_one_before(halted: Job) -> None:
     shutil.rmtree(checkpoint(halted, 4))
     halted.train_alone()
@@ -168,6 +174,7 @@ def test_run_without_its_newest_checkpoint_resumes_from_the_one_before(halted: J
     assert halted.ledger().steps_charged == 6 + 5
 
 
+@pytest.mark.slow
 def test_run_without_checkpoints_restarts_and_keeps_its_charges(halted: Job) -> None:
     shutil.rmtree(halted.directory / "checkpoints")
     halted.train_alone()
@@ -175,6 +182,7 @@ def test_run_without_checkpoints_restarts_and_keeps_its_charges(halted: Job) -> 
     assert halted.ledger().steps_charged == 6 + 7
 
 
+@pytest.mark.slow
 def test_checkpoint_that_the_ledger_never_recorded_is_not_used(halted: Job) -> None:
     """A crash between writing and recording leaves such a checkpoint."""
     shutil.copytree(checkpoint(halted, 4), checkpoint(halted, 6))
@@ -243,6 +251,7 @@ def test_resume_with_another_adapter_is_refused(halted: Job, change: dict[str, A
     assert "spec.lora" in message
 
 
+@pytest.mark.slow
 def test_second_restart_without_progress_fails_the_attempt(alone: Job, break_at: Break) -> None:
     """Ray restarts the workers after every failure. A failure that repeats must not spend the budget."""
     break_at(2)  # the first step after the first checkpoint
@@ -262,6 +271,7 @@ def test_second_restart_without_progress_fails_the_attempt(alone: Job, break_at:
     assert alone.ended().reason == "Completed"
 
 
+@pytest.mark.slow
 def test_restart_after_a_requested_stop_is_not_counted_as_failed(alone: Job, break_at: Break) -> None:
     """A pod, and its successor, may each be asked to terminate before they have run a step."""
     alone.attempt = 1
@@ -278,6 +288,7 @@ def test_restart_after_a_requested_stop_is_not_counted_as_failed(alone: Job, bre
     assert alone.ended().reason == "Completed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after_charged_steps", [True, False])
 def test_stop_after_the_charged_steps_loses_none_of_them(
     tmp_path: Path, after_charged_steps: bool, monkeypatch: pytest.MonkeyPatch
@@ -299,6 +310,7 @@ def test_stop_after_the_charged_steps_loses_none_of_them(
     assert job.ended().reason == "Interrupted"
 
 
+@pytest.mark.slow
 def test_restart_after_progress_is_allowed(alone: Job, break_at: Break) -> None:
     for number, step in enumerate((3, 5)):
         break_at(step)
@@ -311,6 +323,7 @@ def test_restart_after_progress_is_allowed(alone: Job, break_at: Break) -> None:
     assert alone.status().attempts[0].restarts == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outcome", ["before", "after"])
 def test_crash_after_the_final_checkpoint_leaves_it_as_recorded(
     alone: Job, monkeypatch: pytest.MonkeyPatch, outcome: str
@@ -339,6 +352,7 @@ def test_single_rank_channel_wraps() -> None:
     check_all_reduce_wraps(SingleRankChannel())
 
 
+@pytest.mark.slow
 def test_job_resumes_from_an_object_store(tmp_path: Path, s3_bucket: S3, break_at: Break) -> None:
     """The job fails after its fourth step and resumes there; only checkpoints that the ledger recorded are left."""
     job = Job.make(

@@ -34,6 +34,7 @@ def attempt(job: Job) -> tuple[str, str]:
     return job.ended().reason, job.ended().message
 
 
+@pytest.mark.slow
 def test_charges_removed_after_the_last_checkpoint_are_detected(halted: Job) -> None:
     """Six steps were charged. The last checkpoint records four of them, the run log five."""
     ledger = halted.directory / NAME
@@ -47,6 +48,7 @@ def test_charges_removed_after_the_last_checkpoint_are_detected(halted: Job) -> 
     assert "restore the latest ledger" in message
 
 
+@pytest.mark.slow
 def test_a_ledger_can_be_read_while_its_job_charges_steps(halted: Job) -> None:
     class Charging(FileLedger):
         """A ledger whose job charges and logs one more step right after a read."""
@@ -73,6 +75,7 @@ def test_ledger_of_another_plan_is_not_charged(alone: Job) -> None:
     assert "another plan" in message
 
 
+@pytest.mark.slow
 def test_checkpoints_of_another_job_are_neither_resumed_nor_overwritten(tmp_path: Path, halted: Job) -> None:
     overrides = [
         "spec.cluster.workers=1",
@@ -90,6 +93,7 @@ def test_checkpoints_of_another_job_are_neither_resumed_nor_overwritten(tmp_path
     assert sorted(path.name for path in (halted.directory / "checkpoints").iterdir()) == before
 
 
+@pytest.mark.slow
 def test_two_copies_of_a_run_do_not_publish_to_one_location(alone: Job, tmp_path: Path) -> None:
     """Each copy spends what the other's statement leaves out. So the second one to write a checkpoint is refused."""
     copy = replace(alone, directory=tmp_path / "copy")
@@ -107,6 +111,7 @@ def test_two_copies_of_a_run_do_not_publish_to_one_location(alone: Job, tmp_path
     assert alone.store().names() == published
 
 
+@pytest.mark.slow
 def test_spending_under_a_lost_ledger_is_not_reported_as_zero(halted: Job) -> None:
     halted.train_alone()
     status = fold_status(halted.job, halted.plan, None, halted.records(), halted.ended())

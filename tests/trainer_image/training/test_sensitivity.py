@@ -66,6 +66,7 @@ def check_neighbours(pipe: Pipeline, units: Sequence[Unit], x: Unit, position: i
     return squared_norm(pipe.sum(with_x, order) - pipe.sum(units))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("task", PROPERTY_TASKS)
 @quick
@@ -77,6 +78,7 @@ def test_one_example_changes_the_sum_by_at_most_one_clip_norm(
     assert distance <= GRID**2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("task", PROPERTY_TASKS)
 @quick

@@ -37,6 +37,7 @@ def draws(job: Job) -> list[tuple[int, ...]]:
     return [tuple(map(int, step)) for step in zip(*texts, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "overrides"),
     [
@@ -108,6 +109,7 @@ def test_ranks_of_a_worker_on_different_machines_are_refused(tmp_path: Path) -> 
     assert "on different machines" in job.ended().message
 
 
+@pytest.mark.slow
 def test_workers_send_each_other_only_parts_of_the_frozen_weights(tmp_path: Path) -> None:
     """What a rank sends as floating-point numbers is the same in each pass: the embeddings, two layers, the rest."""
     job = Job.make(tmp_path / "run", *SHORT)
@@ -120,6 +122,7 @@ def test_workers_send_each_other_only_parts_of_the_frozen_weights(tmp_path: Path
     assert SHARED_PASSES_REMARK in job.store().read("final")["statement.json"].decode()
 
 
+@pytest.mark.slow
 def test_rank_without_a_record_takes_part_in_all_passes(tmp_path: Path) -> None:
     job = Job.make(tmp_path / "run", *SHORT)
     job.shards = (job.shards[0], Job.make(tmp_path / "one", rows=records(1)).shards[0])
@@ -137,6 +140,7 @@ def test_stop_that_one_rank_sees_leaves_no_rank_waiting(tmp_path: Path, rank: in
     assert job.revealed() == [1, 1]
 
 
+@pytest.mark.slow
 def test_kernel_that_is_inexact_on_one_rank_ends_the_attempt_on_all(tmp_path: Path) -> None:
     """Ranks that share the base try the same numbers of records at once."""
     job = Job.make(tmp_path / "run", *SHORT)
@@ -145,6 +149,7 @@ def test_kernel_that_is_inexact_on_one_rank_ends_the_attempt_on_all(tmp_path: Pa
     assert job.revealed() == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharing", ["spec.model.sharding=Workers", pytest.param(GPUS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("fault", "message"),

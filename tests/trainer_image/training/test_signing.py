@@ -67,6 +67,7 @@ def refused(job: Job) -> str:
     return job.ended().message
 
 
+@pytest.mark.slow
 def test_ledger_and_status_name_the_signer(signed: Job) -> None:
     assert signed.signing_key is not None
     fingerprint = read_signing_key(signed.signing_key).fingerprint
@@ -76,6 +77,7 @@ def test_ledger_and_status_name_the_signer(signed: Job) -> None:
     assert [each.signed for each in signed.status().checkpoints] == [True, True, True]
 
 
+@pytest.mark.slow
 def test_run_without_a_key_signs_nothing_and_says_so(signed: Job) -> None:
     signed.signing_key = None
     signed.train_alone()
@@ -84,6 +86,7 @@ def test_run_without_a_key_signs_nothing_and_says_so(signed: Job) -> None:
     assert not {path.name for path in final.iterdir()} & set(SIGNATURE_FILES)
 
 
+@pytest.mark.slow
 def test_command_of_model_signing_verifies_a_checkpoint(signed: Job) -> None:
     public = signed.directory.with_name("keys") / keys.PUBLIC_KEY
 
@@ -105,12 +108,14 @@ def test_command_of_model_signing_verifies_a_checkpoint(signed: Job) -> None:
     assert "Extra files" in verify().stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", SIGNATURE_FILES)
 def test_checkpoint_without_a_signature_is_refused(signed: Job, file: str) -> None:
     (newest(signed) / file).unlink()
     assert f"{file}: is missing, so the checkpoint is not signed" in refused(signed)
 
 
+@pytest.mark.slow
 def test_checkpoint_signed_by_another_key_is_refused(signed: Job, tmp_path: Path) -> None:
     signed.signing_key = make_key(tmp_path / "other")
     message = refused(signed)
@@ -131,6 +136,7 @@ def test_changed_signature_is_refused(signed: Job, file: str) -> None:
     assert file in refused(signed)
 
 
+@pytest.mark.slow
 def test_unsigned_checkpoint_is_refused_where_the_run_signs(signed: Job, tmp_path: Path) -> None:
     """A later attempt ran without a key."""
     signed.signing_key = None

@@ -60,6 +60,7 @@ def plain(jobs: dict[str, Job]) -> tuple[Job, StepComponents]:
     return jobs["plain"], set_up(jobs["plain"].config(), 0, CPU)
 
 
+@pytest.mark.slow
 def test_optimizer_and_learning_rate_are_those_of_the_manifest(unusual: tuple[Job, StepComponents]) -> None:
     _, parts = unusual
     (group,) = parts.optimizer.param_groups
@@ -70,6 +71,7 @@ def test_optimizer_and_learning_rate_are_those_of_the_manifest(unusual: tuple[Jo
     assert parts.learning_rate(9) == pytest.approx(1.5e-3)
 
 
+@pytest.mark.slow
 def test_trained_numbers_are_those_of_the_gradient_and_of_the_optimizer(unusual: tuple[Job, StepComponents]) -> None:
     _, parts = unusual
     trained = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
@@ -90,12 +92,14 @@ def test_adapter_is_that_of_the_manifest(unusual: tuple[Job, StepComponents]) ->
     assert parts.model.training
 
 
+@pytest.mark.slow
 def test_variant_of_the_adapter_is_that_of_the_manifest(tmp_path: Path, plain: tuple[Job, StepComponents]) -> None:
     _, frozen = made(tmp_path, "spec.lora.variant=FrozenA")
     trained = [name for name, _ in frozen.per_example_gradients.parameters]
     assert [name for name, _ in plain[1].per_example_gradients.parameters if "lora_A" not in name] == trained
 
 
+@pytest.mark.slow
 def test_causal_model_is_trained_and_evaluated_without_its_logits(
     tmp_path: Path, plain: tuple[Job, StepComponents]
 ) -> None:
@@ -157,6 +161,7 @@ def test_base_model_is_identified_by_its_files(plain: tuple[Job, StepComponents]
     assert parts.remarks == ()
 
 
+@pytest.mark.slow
 def test_quantisation_of_the_base_is_part_of_its_identity(tmp_path: Path, plain: tuple[Job, StepComponents]) -> None:
     job, parts = made(tmp_path, "spec.model.quantization=INT8", "spec.lora.modulesToSave=[output.dense]")
     source = resolve_model(job.job.spec.model.name)
@@ -197,6 +202,7 @@ def test_half_precision_has_its_loss_scale_and_fp32_factors(tmp_path: Path) -> N
     assert {parameter.dtype for parameter in parts.parameters} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing_is_switched_on_by_the_manifest(
     tmp_path: Path, plain: tuple[Job, StepComponents]
 ) -> None:

@@ -25,6 +25,7 @@ def units(count: int, records: int) -> list[Unit]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["SequenceClassification", "CausalLM"])
 @pytest.mark.parametrize("records", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_gradient_accumulation_changes_the_sum_only_by_rounding(task: str, records: int) -> None:

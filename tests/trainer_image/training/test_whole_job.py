@@ -24,6 +24,8 @@ from tensorguard.training.run_log import Saved, Stepped
 from tests.support.trainer.rank_harness import Job, join
 from tests.support.trainer.recordings import KeepWeights
 
+pytestmark = pytest.mark.slow
+
 STEPS = 7
 
 
@@ -194,7 +196,6 @@ def test_run_log_has_no_private_figure(job: Job) -> None:
         assert json.loads(line).keys() <= public
 
 
-@pytest.mark.slow
 def test_job_of_more_workers_than_neighbours_completes(tmp_path: Path) -> None:
     """34 workers share 240 records. Each masks with 32 of the 33 others."""
     large = Job.make(tmp_path / "run", "spec.cluster.workers=34", "spec.training.steps=2")

@@ -33,6 +33,8 @@ from tensorguard.training.worker import Worker
 from tests.support.trainer.rank_harness import Job, records
 from tests.support.trainer.thread_group import ThreadChannel, results_of
 
+pytestmark = pytest.mark.slow
+
 WORKERS, STEPS, UNITS = 3, 40, 240
 CHANCE = 1e-9
 """The probability with which a test may fail although nothing is wrong."""
@@ -214,6 +216,7 @@ def test_what_every_rank_hands_to_the_channel_is_uniform(run: Run) -> None:
         assert is_uniform(np.concatenate(rank.handed), CHANCE / WORKERS)
 
 
+@pytest.mark.slow
 def test_vectors_of_two_of_three_ranks_are_uniform_together(run: Run) -> None:
     """Neither the sum nor the difference of the vectors of two ranks, in any two steps, reveals anything."""
     steps = range(0, STEPS, 4)

@@ -71,6 +71,7 @@ def chain(values: list[dict[str, Any]]) -> bytes:
     return text
 
 
+@pytest.mark.slow
 def test_log_of_a_run_is_verified(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--audit-log", str(run), "--ledger", str(run)]) == 0
     printed = capsys.readouterr().out
@@ -78,6 +79,7 @@ def test_log_of_a_run_is_verified(run: Path, capsys: pytest.CaptureFixture[str])
     assert "not checked" not in printed
 
 
+@pytest.mark.slow
 def test_checkpoint_and_log_are_verified_together(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["verify", str(run / "checkpoints" / "final"), "--audit-log", str(run / AUDIT_LOG), "-o", "json"]
     assert main(arguments) == 0
@@ -87,6 +89,7 @@ def test_checkpoint_and_log_are_verified_together(run: Path, capsys: pytest.Capt
     assert report["auditLog"]["stepsCharged"] == 4
 
 
+@pytest.mark.slow
 def test_reason_and_line_are_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = lines_of(run)
     (run / AUDIT_LOG).write_bytes(b"".join([*lines[:6], *lines[7:]]))
@@ -112,6 +115,7 @@ def test_folder_without_an_audit_log_is_no_damaged_log(tmp_path: Path, capsys: p
     assert "line 1 is missing" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_changed_byte_of_every_line_is_noticed(run: Path) -> None:
     generator, lines = random.Random(3), lines_of(run)
     for number, line in enumerate(lines, start=1):
@@ -283,6 +287,7 @@ def test_objects_are_verified(run: Path) -> None:
         verify_audit_log(uri)
 
 
+@pytest.mark.slow
 def test_checkpoint_of_a_job_without_an_audit_log_is_refused(run: Path, tmp_path: Path) -> None:
     job = Job.make(tmp_path / "plain", "spec.cluster.workers=1", "spec.training.steps=1")
     job.train_alone()

@@ -45,6 +45,7 @@ def replace(encrypted: Any, name: str, content: bytes | None) -> None:
     sign_again(encrypted.final, encrypted.private_key)
 
 
+@pytest.mark.slow
 def test_stranger_verifies_all_but_the_weights(encrypted: Any, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["verify", str(encrypted.final), "--public-key", str(encrypted.key), "--ledger", str(encrypted.run)]
     assert main(command) == 0
@@ -54,6 +55,7 @@ def test_stranger_verifies_all_but_the_weights(encrypted: Any, capsys: pytest.Ca
     assert "its weights are encrypted. A recipient passes --identity" in not_checked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["option", "environment"])
 def test_recipient_verifies_the_weights_too(
     encrypted: Any, how: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -71,6 +73,7 @@ def test_recipient_verifies_the_weights_too(
     assert sorted(path.name for path in encrypted.final.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_checkpoint_with_optimizer_state_is_verified(encrypted: Any) -> None:
     identities = read_identities(encrypted.identity)
     assert (encrypted.older / "optimizer.safetensors.age").exists()
@@ -94,6 +97,7 @@ def test_every_changed_byte_of_the_encrypted_weights_is_noticed(encrypted: Any, 
     assert len(offsets) > 1000
 
 
+@pytest.mark.slow
 def test_weights_that_were_encrypted_again_are_noticed(encrypted: Any) -> None:
     """Anyone can encrypt for a recipient. The signature covers the encrypted bytes."""
     recipients = parse_recipients([recipient_of(encrypted.identity)], "here")
@@ -275,6 +279,7 @@ def test_what_cannot_be_decrypted_is_reported(
     assert not (tmp_path / "adapter").exists()
 
 
+@pytest.mark.slow
 def test_release_in_clear_is_copied_and_not_decrypted(published: Any, tmp_path: Path, capsys: Any) -> None:
     write_new(tmp_path / "own", {"identity": (new_identity()[0], 0o600)})
     command = ["decrypt", str(published.final), "--identity", str(tmp_path / "own" / "identity")]
@@ -282,6 +287,7 @@ def test_release_in_clear_is_copied_and_not_decrypted(published: Any, tmp_path: 
     assert "is not encrypted: copy its folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_release_in_a_bucket_is_verified_and_decrypted(s3_bucket: S3, encrypted: Any, tmp_path: Path) -> None:
     place, store = f"s3://{BUCKET}/claims-encrypted/final", CheckpointStore(f"s3://{BUCKET}/claims-encrypted")
     for path in encrypted.final.iterdir():

@@ -20,6 +20,7 @@ from tensorguard.verification.checkpoint import OTHER_PAGE, verify_checkpoint
 from tests.support.trainer.releases import refused, rewrite_manifest, sign_again, trusted
 
 
+@pytest.mark.slow
 def test_statement_of_another_adapter_is_refused(published: Any) -> None:
     """Even if our own key signed it by mistake."""
     for name in ("statement.json", "statement.md", "trainer_state.json"):
@@ -29,6 +30,7 @@ def test_statement_of_another_adapter_is_refused(published: Any) -> None:
     assert error.file == "statement.json" and "is the statement of another adapter" in error.problem
 
 
+@pytest.mark.slow
 def test_statement_of_another_adapter_is_refused_without_a_signature(unsigned: Any) -> None:
     shutil.copy(unsigned.older / "statement.json", unsigned.final / "statement.json")
     rewrite_manifest(unsigned.final)
@@ -46,6 +48,7 @@ def lower(part: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "value"),
     [
@@ -96,6 +99,7 @@ def replace_statement(folder: Path, change: Callable[[dict[str, Any]], None]) ->
     rewrite_manifest(folder)
 
 
+@pytest.mark.slow
 def test_adapter_with_more_steps_than_were_charged_is_refused(unsigned: Any) -> None:
     replace_statement(unsigned.final, lambda document: document["job"].update(step=3))
     verify_checkpoint(str(unsigned.final))  # a step that was charged and is not in the adapter
@@ -111,6 +115,7 @@ def test_start_from_an_adapter_that_no_event_counts_is_refused(unsigned: Any) ->
     assert refused(unsigned.final).problem.startswith("contradicts itself: startedFrom: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", ["1", "1.5", "1e999", "nan"])
 def test_delta_with_which_nothing_is_claimed_is_refused(unsigned: Any, delta: str) -> None:
     replace_statement(unsigned.final, lambda document: document["claim"].update(delta=delta))
@@ -125,6 +130,7 @@ def test_statement_that_readers_could_read_in_two_ways_is_refused(unsigned: Any)
     assert refused(unsigned.final).problem == "is not canonical JSON: no job wrote it"
 
 
+@pytest.mark.slow
 def test_page_that_says_something_else_than_the_statement_is_reported(published: Any) -> None:
     assert OTHER_PAGE not in verify_checkpoint(str(published.final), trusted(published)).not_checked
     page, epsilon = published.final / "statement.md", json.loads((published.final / "statement.json").read_text())
@@ -133,6 +139,7 @@ def test_page_that_says_something_else_than_the_statement_is_reported(published:
     assert OTHER_PAGE in verify_checkpoint(str(published.final), trusted(published)).not_checked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["statement.json", "trainer_state.json", MANIFEST, SIGNATURE, ATTESTATION])
 def test_json_that_is_too_deep_is_refused(published: Any, file: str) -> None:
     (published.final / file).write_bytes(b'{"files":' + b"[" * 100_000)

@@ -119,6 +119,7 @@ def test_another_checkpoint_of_the_same_signer_is_refused_by_its_digest(
     assert "its digest is that of --digest" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("digest", ["", "sha256:12", "0" * 64, "sha256:" + "A" * 64])
 def test_digest_in_another_form_is_an_error(published: Any, digest: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -197,6 +198,7 @@ def test_nothing_is_left_where_the_disk_is_full(
     assert list(copy.parent.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_verification_needs_neither_torch_nor_ray(published: Any) -> None:
     """So that `pip install '.[verify]'` is small."""
     code = (

@@ -70,6 +70,7 @@ def test_without_a_key_the_signer_is_reported_as_not_checked(
     assert "(not checked)" in printed and "--public-key" in printed and "--certificate-chain" in printed
 
 
+@pytest.mark.slow
 def test_unsigned_checkpoint_is_verified_as_far_as_possible(unsigned: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(unsigned.final), "--ledger", str(unsigned.run)]) == 0
     printed = capsys.readouterr().out
@@ -343,6 +344,7 @@ def test_namespace_without_a_cluster_is_refused(published: Any, capsys: pytest.C
         assert "add --ledger kubernetes" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_checkpoint_in_a_bucket_is_verified_where_it_is(s3_bucket: S3, published: Any) -> None:
     files: Mapping[str, bytes] = {path.name: path.read_bytes() for path in published.final.iterdir()}
     store = CheckpointStore(f"s3://{BUCKET}/claims")

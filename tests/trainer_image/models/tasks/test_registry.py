@@ -35,6 +35,7 @@ def test_task_that_the_contract_lacks_is_refused():
         task_named("Base")
 
 
+@pytest.mark.slow
 def test_tokenising_processes_need_no_torch():
     """Every process that tokenises imports the tasks: torch would cost each of them seconds and hundreds of MiB."""
     modules = ", ".join(f"{tasks.__name__}.{module_of(name)}" for name in TASKS)

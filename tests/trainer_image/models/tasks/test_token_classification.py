@@ -192,6 +192,7 @@ def test_tokeniser_can_be_pickled():
 tag_lists = st.lists(st.sampled_from(NAMES), max_size=12)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(tag_lists, st.randoms(use_true_random=False)), max_size=4))
 @settings(max_examples=300)
 def test_f1_is_that_of_an_independent_count(texts):

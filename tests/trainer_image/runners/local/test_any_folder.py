@@ -23,6 +23,7 @@ def tmp_path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_run_and_resume_in_any_folder(folder: Folder) -> None:
     (folder.base / "data.jsonl").write_text("")
     stopped(folder)
@@ -35,6 +36,7 @@ def test_run_and_resume_in_any_folder(folder: Folder) -> None:
     assert (folder.base / "checkpoints" / "final" / "manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_only_what_the_manifest_has_is_a_pattern(folder: Folder) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         (folder.base / name).write_text(json.dumps({"text": "w1", "label": 1}) + "\n")

@@ -24,6 +24,7 @@ def check(folder: Folder) -> None:
     verify_audit_log(str(folder.output), lambda uid: read_file_ledger(folder.output))
 
 
+@pytest.mark.slow
 def test_run_and_its_resume_are_one_log(folder: Folder) -> None:
     folder.stop_at = 3
     folder.run(AUDITED)
@@ -45,6 +46,7 @@ def test_run_and_its_resume_are_one_log(folder: Folder) -> None:
     check(folder)
 
 
+@pytest.mark.slow
 def test_refused_run_is_logged_in_the_log_of_the_earlier_one(folder: Folder) -> None:
     folder.run(AUDITED)
     with pytest.raises(RunRefused):
@@ -64,6 +66,7 @@ def test_resume_without_the_log_is_refused_and_logged(folder: Folder) -> None:
     check(folder)
 
 
+@pytest.mark.slow
 def test_resume_with_a_log_completes_it(folder: Folder) -> None:
     stopped(folder)
     assert not (folder.output / AUDIT_LOG).exists()

@@ -49,6 +49,7 @@ def test_run_returns_the_job_with_its_status(folder: Folder) -> None:
         assert (folder.output / private).stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_failing_listener_stops_the_workers_before_the_run_returns(folder: Folder) -> None:
     """Otherwise they would charge further steps without a driver, and without the lock of the folder."""
 
@@ -86,6 +87,7 @@ def test_run_does_not_write_into_its_data(folder: Folder, uri: str, written: str
     assert "would read its files as records: choose another --output-dir" in refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uri", ["*.jsonl", "data.jsonl", "s3://clinic/out", "other"])
 def test_data_beside_the_folder_of_a_run_is_allowed(folder: Folder, uri: str) -> None:
     (folder.base / "other").mkdir()
@@ -129,6 +131,7 @@ def test_hard_links_and_files_without_a_suffix_are_the_same_files(folder: Folder
         assert "so it is private" in str(refused)
 
 
+@pytest.mark.slow
 def test_checkpoints_of_another_run_are_not_overwritten(folder: Folder) -> None:
     folder.run()
     final = folder.base / "checkpoints" / "final"
@@ -163,6 +166,7 @@ def test_path_that_no_manifest_can_have_is_refused(name: str) -> None:
     assert str(refused.value).isascii()
 
 
+@pytest.mark.slow
 def test_folder_in_use_by_another_run_is_refused(folder: Folder) -> None:
     with lock_run_folder(folder.output):
         assert "another run uses" in str(refusal(folder))
@@ -237,6 +241,7 @@ def test_changed_fields_names_each_leaf() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "named"),
     [

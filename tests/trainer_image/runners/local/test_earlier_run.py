@@ -20,6 +20,7 @@ from tests.support.trainer.local_runs import Folder, lost, reason, refusal, stop
 from tests.support.trainer.rank_harness import records
 
 
+@pytest.mark.slow
 def test_run_is_resumed_with_the_manifest_in_its_folder(folder: Folder) -> None:
     stopped(folder)
     job = load_manifest(folder.output / "job.yaml")
@@ -60,6 +61,7 @@ def test_files_that_no_run_has_written_are_not_replaced(folder: Folder, name: st
     assert f"{name} would be replaced, and no run has written it; choose another --output-dir" in str(refusal(folder))
 
 
+@pytest.mark.slow
 def test_manifest_stays_if_the_disk_is_full_at_a_resume(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped(folder)
     manifest = (folder.output / "job.yaml").read_text()
@@ -74,6 +76,7 @@ def test_manifest_stays_if_the_disk_is_full_at_a_resume(folder: Folder, monkeypa
     assert folder.run(resume=True).exit_code == 0
 
 
+@pytest.mark.slow
 def test_run_that_failed_for_its_budget_is_over(folder: Folder) -> None:
     limits = ("spec.privacy.noiseMultiplier=0.9", "spec.privacy.targetEpsilon=2", "spec.training.steps=9")
     result = folder.run(*limits, "spec.privacy.onBudgetExhausted=Fail")
@@ -87,6 +90,7 @@ def test_folder_without_a_run_cannot_be_resumed(folder: Folder) -> None:
     assert "leave out --resume" in str(refusal(folder, resume=True))
 
 
+@pytest.mark.slow
 def test_missing_ledger_is_not_taken_for_a_new_run(folder: Folder) -> None:
     stopped(folder)
     (folder.output / LEDGER).unlink()
@@ -97,6 +101,7 @@ def test_missing_ledger_is_not_taken_for_a_new_run(folder: Folder) -> None:
         assert "another run's checkpoint" in str(refusal(folder, resume=resume))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resume", [False, True])
 def test_folder_with_an_uncharged_ledger_can_be_used_again(folder: Folder, resume: bool) -> None:
     """The end of the uncharged attempt is not taken for the end of this one."""
@@ -110,6 +115,7 @@ def test_folder_with_an_uncharged_ledger_can_be_used_again(folder: Folder, resum
     assert (result.exit_code, reason(result)[0]) == (0, "Completed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resume", [False, True])
 def test_run_that_ended_before_its_workers_started_can_be_started_again(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, resume: bool
@@ -142,6 +148,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 def test_counted_run_claims_zero_out_adjacency_wherever_it_claims_and_after_a_resume(folder: Folder) -> None:
     counted = "metadata.annotations={'tensafe.io/unit-at-least': '200'}"
     folder.stop_at = 3
@@ -166,6 +173,7 @@ def test_resume_with_another_privacy_value_names_the_field(folder: Folder) -> No
     assert folder.run(resume=True).exit_code == 0
 
 
+@pytest.mark.slow
 def test_resume_on_other_data_is_refused(folder: Folder) -> None:
     stopped(folder)
     folder.rows = records(240, seed=1)
@@ -174,11 +182,13 @@ def test_resume_on_other_data_is_refused(folder: Folder) -> None:
     assert folder.ledger().read().steps_charged == 4
 
 
+@pytest.mark.slow
 def test_resume_may_change_fields_outside_the_privacy_claim(folder: Folder) -> None:
     stopped(folder)
     assert folder.run("spec.training.learningRate=1e-3", "spec.checkpoint.keep=1", resume=True).exit_code == 0
 
 
+@pytest.mark.slow
 def test_an_edited_ledger_is_refused(folder: Folder) -> None:
     stopped(folder)
     path = folder.output / LEDGER
@@ -201,6 +211,7 @@ def test_missing_run_log_is_refused(folder: Folder) -> None:
     )
 
 
+@pytest.mark.slow
 def test_ledger_that_was_cut_during_the_run_is_not_trusted_at_its_end(folder: Folder) -> None:
     """The status shows no figure that could be too small."""
     stopped(folder)

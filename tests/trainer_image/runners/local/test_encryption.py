@@ -35,6 +35,7 @@ def stopped_encrypted(folder: Folder, recipient: str) -> None:
     folder.stop_at = None
 
 
+@pytest.mark.slow
 def test_encrypted_run_resumes_with_its_identity(folder: Folder, keys: tuple[Path, str]) -> None:
     identity, recipient = keys
     stopped_encrypted(folder, recipient)
@@ -50,6 +51,7 @@ def test_resume_without_an_identity_is_refused(folder: Folder, keys: tuple[Path,
     assert message == "the checkpoint to resume from is encrypted: pass --identity FILE, or set TENSAFE_IDENTITY"
 
 
+@pytest.mark.slow
 def test_resume_without_encryption_is_refused(folder: Folder, keys: tuple[Path, str]) -> None:
     folder.identity = keys[0]
     stopped_encrypted(folder, keys[1])
@@ -57,6 +59,7 @@ def test_resume_without_encryption_is_refused(folder: Folder, keys: tuple[Path, 
     assert message.startswith("spec.checkpoint.encryption: ") and "resume with its job.yaml" in message
 
 
+@pytest.mark.slow
 def test_run_in_clear_may_encrypt_after_a_resume(folder: Folder, keys: tuple[Path, str]) -> None:
     stopped(folder)
     assert folder.run(for_(keys[1]), resume=True).exit_code == 0
@@ -101,6 +104,7 @@ def test_identity_of_the_driver_is_refused_on_several_machines(
     assert NodeFiles("", 1, "", "", "", "").identity_file(job) == keys[0]
 
 
+@pytest.mark.slow
 def test_wrong_identity_of_the_worker_ends_the_attempt(folder: Folder, keys: tuple[Path, str], tmp_path: Path) -> None:
     """The recipients were changed between two attempts, so the driver cannot see it."""
     stopped_encrypted(folder, keys[1])

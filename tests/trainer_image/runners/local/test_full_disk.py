@@ -129,6 +129,7 @@ def test_traceback_without_space_leaves_no_empty_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_run_charges_nothing_more_on_a_full_disk_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job.make(tmp_path / "run", "spec.cluster.workers=1", "spec.training.steps=4", "spec.checkpoint.everySteps=2")
     with monkeypatch.context() as disk:

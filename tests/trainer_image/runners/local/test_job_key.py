@@ -70,6 +70,7 @@ def test_checkpoints_in_the_private_folder_are_refused(folder: Folder, inside: s
     assert "choose another location" in refused
 
 
+@pytest.mark.slow
 def test_membership_cannot_be_tested_from_what_a_run_publishes(folder: Folder, key: list[bytes]) -> None:
     """A reader who knows all records but one would find the last one, if the key were among the files."""
     result = folder.run()
@@ -91,6 +92,7 @@ def test_membership_cannot_be_tested_from_what_a_run_publishes(folder: Folder, k
     assert not [path for path in files if any(form in path.read_bytes() for form in forms)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "outcome"), [((), "Completed"), (EXHAUSTED, "BudgetExhausted")], ids=["completed", "exhausted"]
 )
@@ -100,6 +102,7 @@ def test_key_is_deleted_when_the_run_is_over(folder: Folder, overrides: tuple[st
     assert not folder.private.exists()
 
 
+@pytest.mark.slow
 def test_key_is_kept_outside_the_runs_folder_until_no_resume_needs_it(folder: Folder) -> None:
     stopped(folder)
     (kept,) = keys_of(folder)
@@ -116,6 +119,7 @@ def test_key_is_kept_outside_the_runs_folder_until_no_resume_needs_it(folder: Fo
     assert not keys_of(folder)
 
 
+@pytest.mark.slow
 def test_tracebacks_are_in_the_private_folder_until_the_run_is_over(folder: Folder) -> None:
     folder.fails = ValueError("an error of a library")
     folder.fails.__cause__ = ValueError("Jane Doe, born 1970")
@@ -129,6 +133,7 @@ def test_tracebacks_are_in_the_private_folder_until_the_run_is_over(folder: Fold
     assert not folder.private.exists()
 
 
+@pytest.mark.slow
 def test_key_that_a_killed_run_left_is_deleted_by_the_next_call(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +145,7 @@ def test_key_that_a_killed_run_left_is_deleted_by_the_next_call(
     assert not folder.private.exists()
 
 
+@pytest.mark.slow
 def test_key_is_kept_where_the_ledger_cannot_be_read_at_the_end(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +185,7 @@ def test_key_of_a_killed_run_that_spent_nothing_is_replaced(folder: Folder, monk
     assert len(keys_of(folder)) == 1
 
 
+@pytest.mark.slow
 def test_moved_run_resumes_only_with_its_private_folder(folder: Folder) -> None:
     stopped(folder)
     moved = folder.base / "moved"
@@ -191,6 +198,7 @@ def test_moved_run_resumes_only_with_its_private_folder(folder: Folder) -> None:
     assert folder.run(resume=True, output=moved).exit_code == 0
 
 
+@pytest.mark.slow
 def test_run_in_the_place_of_a_moved_one_keeps_the_key_of_that_one(folder: Folder) -> None:
     stopped(folder)
     (first,) = keys_of(folder)

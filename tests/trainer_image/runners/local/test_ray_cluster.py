@@ -20,6 +20,7 @@ from tensorguard.runners.local.ray_cluster import RayNotStarted, _remove_session
 from tensorguard.training.collective_errors import describe_error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slow", "starts"), [(0, 1), (2, 3), (3, 3)])
 def test_slow_start_of_ray_is_retried(slow: int, starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -45,6 +46,7 @@ def test_slow_start_of_ray_is_retried(slow: int, starts: int, tmp_path: Path, mo
     assert len(folders) == starts
 
 
+@pytest.mark.slow
 def test_other_failure_of_ray_is_not_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**settings: Any) -> None:
         raise ValueError("no such address")
@@ -55,6 +57,7 @@ def test_other_failure_of_ray_is_not_retried(tmp_path: Path, monkeypatch: pytest
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fits", [True, False])
 def test_session_is_in_a_short_folder_where_tmpdir_is_too_long_for_sockets(
     fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -80,6 +83,7 @@ def test_session_is_in_a_short_folder_where_tmpdir_is_too_long_for_sockets(
         local_ray(tmp_path, cpus=1, gpus=0).__enter__()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "free", "reason"),
     [

@@ -100,6 +100,7 @@ def test_nodes_without_cpus_run_no_worker(monkeypatch: pytest.MonkeyPatch) -> No
     assert nodes_with({"CPU": 1, "GPU": 1}) == []
 
 
+@pytest.mark.slow
 def test_cluster_that_does_not_answer_is_refused_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeRay(monkeypatch)
     released = threading.Event()

@@ -128,6 +128,7 @@ def test_stop_request_is_forwarded_to_the_workers(head: PodFiles, workers: Worke
     assert run_attempt(head, stop) == (Reason.INTERRUPTED, "stopped on request after step 3 of 12")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answers", [[True, False], [False], []])
 def test_terminating_head_stays_while_a_worker_may_train(
     head: PodFiles, workers: Workers, monkeypatch: pytest.MonkeyPatch, answers: list[bool]
@@ -168,6 +169,7 @@ def test_terminating_head_ends_at_once_when_no_worker_trains(
     assert run_attempt(head, StopSignal()) == (Reason.INTERRUPTED, "stopped on request")
 
 
+@pytest.mark.slow
 def test_ray_is_not_left_while_another_thread_uses_it(
     head: PodFiles, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +245,7 @@ def test_pods_that_do_not_answer_delay_the_others_once_and_not_each(monkeypatch:
     assert sum(waits) <= 60
 
 
+@pytest.mark.slow
 def test_importing_the_driver_imports_nothing_heavy() -> None:
     """Ray Train's controller imports the driver's modules again, one after the other, before a worker starts."""
     code = (

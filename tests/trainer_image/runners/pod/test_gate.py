@@ -224,6 +224,7 @@ def test_connections_beyond_the_limit_are_closed_at_once(served: Served) -> None
         each.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [b"", b"GET / HTTP/1.0\r\nX: ", b"POST / HTTP/1.0\r\nContent-Length: 60000\r\n\r\n"])
 def test_connection_ends_after_ten_seconds_though_bytes_arrive(
     line: bytes, served: Served, monkeypatch: pytest.MonkeyPatch
@@ -292,6 +293,7 @@ gate.main({"TENSAFE_RAY_PORT": "1", "TENSAFE_RAY_TOKEN": "a", "TENSAFE_SUBMISSIO
 """
 
 
+@pytest.mark.slow
 def test_gate_handles_sigterm() -> None:
     """It is the first process of its container: without a handler, the kernel drops SIGTERM, and the pod took its whole
     grace period to end, here 90 to 120 s.

@@ -143,6 +143,7 @@ def test_error_names_the_file_and_the_fix(pod_files: PodFiles, name: str, conten
     assert caught.value.reason is Reason.INVALID_MANIFEST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("field", "value"), [("attempt", 0), ("attempt", True), ("attempt", "1"), ("ledger_uid", "")])
 def test_ledger_location_with_an_invalid_value_is_refused(pod_files: PodFiles, field: str, value: object) -> None:
     path = pod_files.root / JOB_PATH.removeprefix("/") / "place.json"
