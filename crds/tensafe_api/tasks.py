@@ -249,13 +249,14 @@ def join(words: Iterable[str], last: str = "and") -> str:
 class ColumnsRule:
     """A condition on the names of the given columns: as CEL on an object of columns, as a predicate, and a message.
 
-    `path` is the field that the message is about, as CEL writes it; empty: all columns.
+    `path` is the field that the message is about, as CEL writes it; empty: all columns. `id` names the rule.
     """
 
     cel: str
     message: str
     holds: Callable[[Collection[str]], bool]
     path: str = ""
+    id: str = ""
 
 
 def _shapes() -> list[Shape]:
@@ -301,6 +302,7 @@ def columns_rules() -> list[ColumnsRule]:
             " && ".join([*together, one_kind]),
             f"dataset.columns must name exactly one shape of data: write {shapes}",
             one_shape,
+            id="OneShapeOfColumns",
         )
     ]
     for name, firsts in owners.items():
@@ -315,6 +317,7 @@ def columns_rules() -> list[ColumnsRule]:
                 "remove it",
                 _beside(name, firsts),
                 f".{name}",
+                id=f"{name.capitalize()}Column",
             )
         )
     return rules

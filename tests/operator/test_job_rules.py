@@ -13,9 +13,11 @@ import pytest
 from tests.support.manifests import MINIMAL, changed
 from tests.support.programs.controlplane import ControlPlane
 from tests.support.rejected_manifests import INVALID_MANIFESTS
-from tests.support.rule_examples import MORE_REJECTED, RULE_EXAMPLES, RuleExample
+from tests.support.rule_examples import MORE_REJECTED, RULE_EXAMPLES, RuleExample, all_rules
 
 pytestmark = pytest.mark.cluster
+
+MESSAGES = {rule.id: rule.message for rule in all_rules()}
 
 
 def apply(plane: ControlPlane, manifest: dict[str, Any]) -> str:
@@ -25,10 +27,10 @@ def apply(plane: ControlPlane, manifest: dict[str, Any]) -> str:
     return done.stderr if done.returncode else ""
 
 
-@pytest.mark.parametrize("example", RULE_EXAMPLES, ids=lambda example: example.field)
+@pytest.mark.parametrize("example", RULE_EXAMPLES, ids=lambda example: f"{example.rule}-{example.field}")
 def test_rule_refuses_wrong_values_and_accepts_right_ones(example: RuleExample, control_plane: ControlPlane) -> None:
     error = apply(control_plane, changed(MINIMAL, example.rejected))
-    assert example.message in error
+    assert MESSAGES[example.rule] in error
     assert example.field in error
     assert apply(control_plane, changed(MINIMAL, example.accepted)) == ""
 

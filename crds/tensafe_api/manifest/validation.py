@@ -42,11 +42,13 @@ class Problem:
         path: of the field, such as `spec.privacy.targetDelta`; empty: no single field.
         message: a sentence with the fix.
         is_unknown_field: whether this release does not have the field.
+        rule: the `Rule.id` of a broken rule between fields, such as `EpochsOrSteps`; empty: another problem.
     """
 
     path: str
     message: str
     is_unknown_field: bool = False
+    rule: str = ""
 
     def __str__(self) -> str:
         return clean(f"{self.path}: {self.message}" if self.path else self.message)
@@ -172,7 +174,7 @@ def _broken_rules(
         except (_NotReadable, TypeError):
             continue
         if not kept:
-            yield Problem(_path(at) + rule.path, rule.message)
+            yield Problem(_path(at) + rule.path, rule.message, rule=rule.id)
     for name, field in fields_of(block).items():
         inner = block_of(field.annotation)
         if inner is None or name not in data or (*at, name) in wrong:

@@ -38,12 +38,14 @@ class Rule:
         holds: the same condition in Python, over the block (absent fields are None) or the string.
         path: the field of the block that the message is about, as CEL writes it (`.unit.atLeast`). Empty: the message
             is about the value itself.
+        id: names a rule between fields, for `Problem.rule`. A rule about one string has none.
     """
 
     cel: str
     message: str
     holds: Callable[[Any], bool]
     path: str = ""
+    id: str = ""
 
     def schema(self) -> dict[str, str]:
         """The rule as an entry of `x-kubernetes-validations`."""

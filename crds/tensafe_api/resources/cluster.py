@@ -59,6 +59,7 @@ class ClusterSize(Block):
             f"cluster must have at most {MAX_WORKERS} GPUs: lower workers or worker.gpus",
             lambda cluster: cluster.workers * cluster.worker.gpus <= MAX_WORKERS,
             ".worker.gpus",
+            id="GPULimit",
         ),
     )
 

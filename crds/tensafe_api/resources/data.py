@@ -36,7 +36,7 @@ class _Columns(Block):
     """
 
     rules: ClassVar[tuple[Rule, ...]] = tuple(
-        Rule(rule.cel, rule.message, _on_names(rule.holds), rule.path) for rule in tasks.columns_rules()
+        Rule(rule.cel, rule.message, _on_names(rule.holds), rule.path, rule.id) for rule in tasks.columns_rules()
     )
 
     def given(self) -> dict[str, str]:
@@ -86,18 +86,21 @@ class Unit(Block):
             "unit.column is required for User and refused for Example: write the column of the user id, or remove it",
             lambda unit: (unit.kind == "User") == (unit.column is not None),
             ".column",
+            id="UnitColumnOfUsers",
         ),
         Rule(
             "self.kind == 'User' || !has(self.maxExamplesPerUnit)",
             "unit.maxExamplesPerUnit is only valid for User: remove it for Example",
             lambda unit: unit.kind == "User" or unit.max_examples_per_unit is None,
             ".maxExamplesPerUnit",
+            id="MaxExamplesOfUsers",
         ),
         Rule(
             "self.kind == 'User' || !has(self.missing)",
             "unit.missing is only valid for User: remove it for Example",
             lambda unit: unit.kind == "User" or unit.missing is None,
             ".missing",
+            id="MissingOfUsers",
         ),
     )
 
@@ -168,12 +171,14 @@ class Dataset(Block):
             "messages, All with any text, and remove it with labels",
             _loss_fits,
             ".lossOn",
+            id="LossOnFitsColumns",
         ),
         Rule(
             f"!has(self.overLength) || {tasks.no_images_cel('self.columns')}",
             "dataset.overLength is only valid for text, because images have no tokens: remove it",
             lambda dataset: dataset.over_length is None or not _has_images(dataset),
             ".overLength",
+            id="OverLengthOfText",
         ),
     )
 

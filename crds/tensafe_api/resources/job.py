@@ -155,6 +155,7 @@ class Spec(Block):
                 or Fraction(spec.privacy.target_delta) * spec.dataset.unit.at_least < 1
             ),
             ".privacy.targetDelta",
+            id="DeltaBelowOneUnit",
         ),
         Rule(
             "!has(self.training.expectedBatchSize) || self.training.expectedBatchSize <= self.dataset.unit.atLeast",
@@ -164,18 +165,21 @@ class Spec(Block):
                 or cast(int, spec.training.expected_batch_size) <= spec.dataset.unit.at_least
             ),
             ".training.expectedBatchSize",
+            id="BatchWithinUnits",
         ),
         Rule(
             tasks.task_columns_cel("self.model.task", "self.dataset.columns"),
             tasks.task_columns_message(),
             lambda spec: tasks.task_columns_hold(spec.model.task, tasks.given_in(spec.dataset.columns)),
             ".dataset.columns",
+            id="ColumnsFitTask",
         ),
         Rule(
             "!has(self.model.chatTemplate) || has(self.dataset.columns.messages)",
             "model.chatTemplate is only valid for conversations: write dataset.columns.messages, or remove it",
             lambda spec: spec.model.chat_template is None or "messages" in tasks.given_in(spec.dataset.columns),
             ".model.chatTemplate",
+            id="ChatTemplateOfConversations",
         ),
         Rule(
             f"!has(self.training.maxLength) || ({tasks.no_images_cel('self.dataset.columns')})",
@@ -185,6 +189,7 @@ class Spec(Block):
                 or not tasks.given_in(spec.dataset.columns) & set(tasks.image_columns())
             ),
             ".training.maxLength",
+            id="MaxLengthOfText",
         ),
         Rule(
             "!has(self.evaluation) || self.evaluation.visibility != 'Public' || "
@@ -199,6 +204,7 @@ class Spec(Block):
                 or not _within(spec.dataset.uri, spec.evaluation.uri)
             ),
             ".evaluation.visibility",
+            id="PublicEvaluationOnOtherData",
         ),
         Rule(
             f"!{_within_in_cel('self.checkpoint.uri', 'self.dataset.uri')} && "
@@ -210,6 +216,7 @@ class Spec(Block):
                 and (spec.evaluation is None or not _within(spec.checkpoint.uri, spec.evaluation.uri))
             ),
             ".checkpoint.uri",
+            id="CheckpointsOutsideData",
         ),
         Rule(
             "!has(self.cluster.volumes) || ![self.dataset.uri, self.checkpoint.uri, "
@@ -228,6 +235,7 @@ class Spec(Block):
                 )
             ),
             ".cluster.volumes",
+            id="VolumesOutsideClaims",
         ),
         Rule(
             "!has(self.model.tokenSecret) || !has(self.cluster.env) || "
@@ -238,6 +246,7 @@ class Spec(Block):
                 spec.model.token_secret is None or all(variable.name != "HF_TOKEN" for variable in spec.cluster.env)
             ),
             ".cluster.env",
+            id="OneHubToken",
         ),
     )
     transitions: ClassVar[tuple[Transition, ...]] = (

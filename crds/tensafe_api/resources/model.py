@@ -100,6 +100,7 @@ class Model(Block):
             "remove it",
             lambda model: (model.num_labels is not None) == (model.task in tasks.WITH_CLASSES),
             ".numLabels",
+            id="NumLabelsOfTask",
         ),
         Rule(
             "!has(self.labelNames) || self.labelNames.size() == 0 || "
@@ -107,6 +108,7 @@ class Model(Block):
             "model.labelNames must name each class once: write numLabels names, or remove it",
             lambda model: not model.label_names or len(model.label_names) == model.num_labels,
             ".labelNames",
+            id="LabelNamesMatchNumLabels",
         ),
     )
 
@@ -170,5 +172,6 @@ class Lora(Block):
             "lora.targetModules must have all-linear as its only entry: write [all-linear], or the names of modules",
             lambda lora: len(lora.target_modules) == 1 or "all-linear" not in lora.target_modules,
             ".targetModules",
+            id="AllLinearAlone",
         ),
     )

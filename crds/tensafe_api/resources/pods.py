@@ -85,18 +85,21 @@ class Toleration(Block):
             "Exists for all taints",
             lambda toleration: toleration.key is not None or toleration.operator == "Exists",
             ".key",
+            id="TolerationKey",
         ),
         Rule(
             "!has(self.value) || !has(self.operator) || self.operator != 'Exists'",
             "tolerations must not have a value with operator Exists: remove it, or write operator: Equal",
             lambda toleration: toleration.value is None or toleration.operator != "Exists",
             ".value",
+            id="TolerationValue",
         ),
         Rule(
             "!has(self.tolerationSeconds) || has(self.effect) && self.effect == 'NoExecute'",
             "tolerations.tolerationSeconds is only valid with effect NoExecute: write effect: NoExecute, or remove it",
             lambda toleration: toleration.toleration_seconds is None or toleration.effect == "NoExecute",
             ".tolerationSeconds",
+            id="TolerationSeconds",
         ),
     )
 
@@ -128,6 +131,7 @@ class SecurityContext(Block):
             "remove it to use the user of the image",
             lambda context: context.run_as_user is None or context.run_as_user > 0,
             ".runAsUser",
+            id="RunAsUserNotRoot",
         ),
     )
 
@@ -143,6 +147,7 @@ class EnvSource(Block):
             "has(self.secretKeyRef) != has(self.configMapKeyRef)",
             "valueFrom must have exactly one source: write secretKeyRef or configMapKeyRef",
             lambda source: _one_of(source.secret_key_ref, source.config_map_key_ref),
+            id="OneValueSource",
         ),
     )
 
@@ -166,6 +171,7 @@ class EnvVar(Block):
             "has(self.value) != has(self.valueFrom)",
             "env must have exactly one of value and valueFrom for each variable: write one of them",
             lambda variable: _one_of(variable.value, variable.value_from),
+            id="OneVariableSource",
         ),
         Rule(
             f"!{list(_RESERVED_ENV)}.exists(prefix, self.name.startsWith(prefix))",
@@ -173,6 +179,7 @@ class EnvVar(Block):
             "set them: remove the variable",
             lambda variable: not variable.name.startswith(_RESERVED_ENV),
             ".name",
+            id="ReservedVariable",
         ),
     )
 
@@ -188,6 +195,7 @@ class EnvFrom(Block):
             "has(self.secretRef) != has(self.configMapRef)",
             "envFrom must have exactly one source in each entry: write secretRef or configMapRef",
             lambda source: _one_of(source.secret_ref, source.config_map_ref),
+            id="OneEnvFromSource",
         ),
     )
 
@@ -208,6 +216,7 @@ class Volume(Block):
             "[has(self.pvc), has(self.secret), has(self.configMap), has(self.emptyDir)].exists_one(kind, kind)",
             "volumes must have exactly one source in each entry: write one of pvc, secret, configMap and emptyDir",
             lambda volume: _one_of(volume.pvc, volume.secret, volume.config_map, volume.empty_dir),
+            id="OneVolumeSource",
         ),
     )
 
@@ -218,6 +227,7 @@ def _qualified(name: str, labels: Callable[[Any], Mapping[str, str]]) -> Rule:
         f"cluster.{name} must have keys such as zone or example.com/zone: correct the key",
         lambda cluster: all(re.fullmatch(QUALIFIED, key) for key in labels(cluster)),
         f".{name}",
+        id=f"{name[0].upper()}{name[1:]}Keys",
     )
 
 
@@ -293,6 +303,7 @@ class PodSettings(Block):
             "cluster.rayVersion is required with cluster.image: write the version of Ray in the image",
             lambda cluster: cluster.image is None or cluster.ray_version is not None,
             ".rayVersion",
+            id="RayVersionOfImage",
         ),
         _qualified("nodeSelector", lambda cluster: cluster.node_selector),
         Rule(
@@ -300,6 +311,7 @@ class PodSettings(Block):
             f"cluster.rayJobLabels may have {', '.join(RAY_JOB_LABELS)}: remove the others",
             lambda cluster: cluster.ray_job_labels.keys() <= set(RAY_JOB_LABELS),
             ".rayJobLabels",
+            id="RayJobLabelsKnown",
         ),
         _qualified("podLabels", lambda cluster: cluster.pod_labels),
         _qualified("podAnnotations", lambda cluster: cluster.pod_annotations),
@@ -315,6 +327,7 @@ class PodSettings(Block):
                 )
             ),
             ".podLabels",
+            id="PodLabelsReserved",
         ),
         Rule(
             "!has(self.volumes) || "
@@ -322,5 +335,6 @@ class PodSettings(Block):
             "cluster.volumes must not have the same mountPath twice: write a different one for each volume",
             lambda cluster: len({volume.mount_path for volume in cluster.volumes}) == len(cluster.volumes),
             ".volumes",
+            id="OneVolumeEachPath",
         ),
     )

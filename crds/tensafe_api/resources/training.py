@@ -92,6 +92,7 @@ class Training(Block):
             "!(has(self.epochs) && has(self.steps))",
             "training must have at most one of epochs and steps: remove one of them",
             lambda training: training.epochs is None or training.steps is None,
+            id="EpochsOrSteps",
         ),
         Rule(
             "(has(self.precision) && self.precision == 'fp16') == has(self.lossScale)",
@@ -99,6 +100,7 @@ class Training(Block):
             "remove it",
             lambda training: (training.precision == "fp16") == (training.loss_scale is not None),
             ".lossScale",
+            id="LossScaleOfFp16",
         ),
     )
 
@@ -173,6 +175,7 @@ class Encryption(Block):
             "(has(self.recipients) && self.recipients.size() > 0) != has(self.recipientsConfigMap)",
             "checkpoint.encryption must have recipients or recipientsConfigMap: write one of them",
             lambda encryption: bool(encryption.recipients) != (encryption.recipients_config_map is not None),
+            id="OneRecipientsSource",
         ),
     )
 
