@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tensafe_api.fixes import Fix
+from tensafe_api.job_status import MIN_SPEED
 from tensafe_api.reasons import ConditionType, Phase, Reason
-from tensafe_api.status_fold import MIN_SPEED
 from tensafe_api.tasks import METRICS
 from tensafe_api.timestamps import active_seconds
 from tensafe_kubectl.api import Object

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from tensafe_api.job_status import COMPUTED, privacy_status
 from tensafe_api.manifest.text import dump_manifest, load_manifest
 from tensafe_api.manifest.validation import ManifestError
 from tensafe_api.resolve import Claim, ledger_spec, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION
-from tensafe_api.status_fold import COMPUTED, privacy_status
 from tensafe_api.tasks import TASKS
 
 Job = Callable[..., TenSafeTrainingJob]

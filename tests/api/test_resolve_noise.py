@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tensafe_api.accounting import calibration, composition
 from tensafe_api.accounting.composition import MIN_NOISE, epsilon, job_delta
+from tensafe_api.job_status import COMPUTED
 from tensafe_api.manifest.validation import ManifestError, parse_job
 from tensafe_api.resolve import (
     MAX_GRID_BITS,
@@ -25,7 +26,6 @@ from tensafe_api.resolve import (
 )
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.mechanism import PrivacyEvent
-from tensafe_api.status_fold import COMPUTED
 
 Job = Callable[..., TenSafeTrainingJob]
 

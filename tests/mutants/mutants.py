@@ -129,7 +129,7 @@ _BY_SUBJECT: dict[str, tuple[tuple[str, str, str, str, str], ...]] = {
     ("the charge of another process pays for this one", "trainer_image/tensorguard/ledger/kubernetes.py",
      "self._check_same(state, self._written)", "pass",
      "tests/trainer_image/ledger/test_concurrent_writers.py -k 'only_its_head_shows or as_this_pod'"),
-    ("an older ledger lowers the charged steps of a status", "crds/tensafe_api/status_fold.py",
+    ("an older ledger lowers the charged steps of a status", "crds/tensafe_api/job_status.py",
      "max(before.steps_charged or 0, charged)", "charged",
      "tests/operator/decision/test_privacy_status.py -k epsilon_does_not_fall"),
     ("a ledger that was rolled back is accepted", "trainer_image/tensorguard/audit_log/audited_ledger.py",

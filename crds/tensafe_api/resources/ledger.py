@@ -9,7 +9,7 @@ trainer writes its status, in three kinds of entries:
 
 The API server enforces, by the rules in this module, that a charge never falls and that a published checkpoint never
 changes. `tensafe_api.schema.admission_policy` enforces that only the trainer writes the status and that ledgers are not
-deleted. `tensorguard.ledger` reads and writes the ledger; the operator folds it into the job's status.
+deleted. `tensorguard.ledger` reads and writes the ledger; the operator computes the job's status from it.
 
 The rules of a CRD do not run on deletion, and nested transition rules do not run on the first status write. So each
 rule is declared at the highest level that can express it, and the admission policy covers the rest.

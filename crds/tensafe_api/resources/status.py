@@ -1,6 +1,6 @@
 """The status of a job: the part of the resource that the operator or a local run writes.
 
-`tensafe_api.status_fold` computes it from the ledger and from what the workers report; `kubectl get` and `tensafe run`
+`tensafe_api.job_status` computes it from the ledger and from what the workers report; `kubectl get` and `tensafe run`
 show it. Only values that the privacy claim covers depend on private data. Phases and reasons are the constants of
 `tensafe_api.reasons`. In Python their fields are plain strings, so that an older version can read a status with a newer
 reason; the API server refuses unknown phases and condition types.

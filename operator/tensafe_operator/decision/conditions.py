@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tensafe_api.job_status import PHASE_CONDITIONS, condition_of
 from tensafe_api.reasons import ConditionType, Phase, Reason
 from tensafe_api.resources.status import Condition, Status
-from tensafe_api.status_fold import PHASE_CONDITIONS, condition_of
 from tensafe_api.timestamps import format_time
 from tensafe_operator.decision.blockers import Blocker
 

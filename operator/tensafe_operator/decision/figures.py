@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from tensafe_api.job_status import Spent
 from tensafe_api.resolve import Claim
-from tensafe_api.status_fold import Spent
 
 POINTS, EIGHTH = 64, 8
 """Points of a plan, and of an eighth of it."""
@@ -63,7 +63,7 @@ class Epsilon:
 
 @dataclass(frozen=True)
 class AskedFigures:
-    """The `status_fold.Figures` of a decision.
+    """The `job_status.Figures` of a decision.
 
     Attributes:
         exact: whether ε spent is that of exactly the charged steps.
@@ -73,7 +73,7 @@ class AskedFigures:
     exact: bool = False
 
     def spent(self, claim: Claim, charged: int) -> Spent | None:
-        """See `status_fold.Figures`."""
+        """See `job_status.Figures`."""
         allowed = self.ask(AllowedSteps(claim))
         if allowed is None:
             return None
@@ -89,7 +89,7 @@ class AskedFigures:
         return None if spent is None else Spent(steps, claimed, spent)
 
     def epsilon(self, claim: Claim, steps: int) -> float | None:
-        """See `status_fold.Figures`."""
+        """See `job_status.Figures`."""
         return self.ask(Epsilon(claim, steps))
 
 

@@ -25,7 +25,7 @@ from tensafe_operator.decision.parsing import (
     parse_ledger_spec,
     parse_ledger_status,
 )
-from tensafe_operator.decision.privacy_status import fold_ledger
+from tensafe_operator.decision.privacy_status import status_from_ledger
 from tensafe_operator.decision.suspension import SUSPENDED
 
 
@@ -65,7 +65,7 @@ def open_ledger(draft: Draft, admitted: Admitted) -> None:
     that are asked for here.
     """
     if admitted.job.spec.suspend:
-        draft.status = fold_ledger(draft.status, admitted.claim, None, draft.figures())
+        draft.status = status_from_ledger(draft.status, admitted.claim, None, draft.figures())
         draft.set_state(SUSPENDED)
         return
     draft.ask(AllowedSteps(admitted.claim))
@@ -108,7 +108,7 @@ def count_charges(draft: Draft, *, exact: bool = False) -> LedgerStatus | None:
         return None
     spec, record = parse_ledger_spec(found), parse_ledger_status(found)
     if spec is not None and record is not None:
-        draft.status = fold_ledger(draft.status, Claim.of(spec), record, draft.figures(exact=exact))
+        draft.status = status_from_ledger(draft.status, Claim.of(spec), record, draft.figures(exact=exact))
     return record
 
 
@@ -118,7 +118,7 @@ def adopt_ledger(draft: Draft, admitted: Admitted, found: Object) -> Admitted:
     assert spec is not None, "a ledger that cannot be read is a conflict"
     admitted = with_ledger_values(admitted, spec)
     record = parse_ledger_status(found)
-    status = fold_ledger(draft.status, admitted.claim, record, draft.figures())
+    status = status_from_ledger(draft.status, admitted.claim, record, draft.figures())
     status.ledger_name, status.ledger_uid = found["metadata"]["name"], found["metadata"]["uid"]
     desired = admitted.job.spec.cluster.workers
     status.workers = WorkerCount(desired=desired, ready=min(count_ready_workers(draft.observed.pods), desired))

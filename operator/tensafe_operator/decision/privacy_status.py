@@ -1,28 +1,28 @@
 """Folds the PrivacyLedger into the job's status: privacy figures, progress, evaluations, checkpoints, final model.
 
-Every ε follows from the ledger's charges by `tensafe_api.status_fold`, which the local runner uses as well.
+Every ε follows from the ledger's charges by `tensafe_api.job_status`, which the local runner uses as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tensafe_api.job_status import Figures, JobRecords, KeptCheckpoint, status_from_records
 from tensafe_api.resolve import Claim
 from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_api.resources.status import Status
-from tensafe_api.status_fold import Figures, JobRecords, KeptCheckpoint, fold_records
 from tensafe_api.timestamps import parse_time
 
 _MAX_CHECKPOINTS = 128
 """How many checkpoints a status can hold."""
 
 
-def fold_ledger(status: Status, claim: Claim, ledger: LedgerStatus | None, figures: Figures) -> Status:
+def status_from_ledger(status: Status, claim: Claim, ledger: LedgerStatus | None, figures: Figures) -> Status:
     """A copy of `status` with what `ledger` records (None: nothing yet). No number of steps falls below that in
     `status`. While ε is not known, nothing of it changes.
     """
     records = None if ledger is None else _records(ledger, _checkpoint_times(status, ledger))
-    return fold_records(status, claim, records, figures)
+    return status_from_records(status, claim, records, figures)
 
 
 def steps_charged(ledger: LedgerStatus) -> int:

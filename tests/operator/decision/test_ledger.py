@@ -61,7 +61,9 @@ def test_lost_ledger_leaves_the_privacy_figures_unchanged(monkeypatch: pytest.Mo
     cluster, operator = running_job()
     before = cluster.status["privacy"]
     cluster.ledger = None
-    monkeypatch.setattr("tensafe_operator.decision.ledger.fold_ledger", lambda *_: pytest.fail("the ledger was folded"))
+    monkeypatch.setattr(
+        "tensafe_operator.decision.ledger.status_from_ledger", lambda *_: pytest.fail("the ledger was used")
+    )
     operator.settle()
     assert (cluster.status["phase"], cluster.status["privacy"]) == ("Failed", before)
 

@@ -50,7 +50,7 @@ from tensorguard.ledger.file import FileLedger
 from tensorguard.models.source import resolve_model
 from tensorguard.models.tasks import tokeniser_of
 from tensorguard.runners.local.private_folder import PrivateFolder
-from tensorguard.runners.local.status import fold_status
+from tensorguard.runners.local.status import status_from_run
 from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig
 from tensorguard.training.run_log import Ended, LogRecord, RunLogReader
 from tensorguard.training.worker import train
@@ -274,7 +274,7 @@ class Job:
         train(self.config(), SingleRankChannel(), torch.device("cpu"))
 
     def status(self) -> Status:
-        return fold_status(self.job, self.plan, self.ledger(), self.records(), self.ended())
+        return status_from_run(self.job, self.plan, self.ledger(), self.records(), self.ended())
 
     @property
     def private(self) -> PrivateFolder:

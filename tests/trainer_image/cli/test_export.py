@@ -14,7 +14,7 @@ from tensafe_api.manifest.text import dump_manifest
 from tensafe_api.reasons import Reason
 from tensorguard.cli.main import main
 from tensorguard.ledger.file import FileLedger
-from tensorguard.runners.local.status import fold_status
+from tensorguard.runners.local.status import status_from_run
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.run_log import Ended, RunLogReader
 from tests.support.fakes.clock import Clock
@@ -33,7 +33,7 @@ def job_with_status(run: RecordedRun) -> str:
     """What `kubectl get tsj triage -o yaml` prints."""
     records = list(RunLogReader(run.directory / RUN_LOG).read())
     ended = next(record for record in reversed(records) if isinstance(record, Ended))
-    status = fold_status(run.job, run.plan, FileLedger(run.directory).read(), records, ended)
+    status = status_from_run(run.job, run.plan, FileLedger(run.directory).read(), records, ended)
     return dump_manifest(run.job.model_copy(update={"status": status}))
 
 

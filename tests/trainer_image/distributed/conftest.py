@@ -19,7 +19,7 @@ from tensorguard.distributed import DistributedDPConfig, TenSafeTrainingConfig
 from tensorguard.ledger.contract import Ledger, PublishedCheckpoint
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver
-from tensorguard.runners.local.status import exit_code_of, fold_status
+from tensorguard.runners.local.status import exit_code_of, status_from_run
 from tensorguard.training.run_log import Ended, Evaluated, Listener, LogRecord, Started, Stepped
 
 
@@ -85,7 +85,7 @@ class FakeRunner:
         report(ended)
         state = ledger.read()
         ledger.close()
-        status = fold_status(job, plan, state, records, ended)
+        status = status_from_run(job, plan, state, records, ended)
         return driver.RunResult(job.model_copy(update={"status": status}), exit_code_of(Reason(ended.reason)))
 
 

@@ -18,7 +18,7 @@ from tensorguard.checkpoint.store import CheckpointConflict
 from tensorguard.checkpoint.trainer_state import TRAINER_STATE, TrainerState
 from tensorguard.ledger.contract import LedgerCorrupt, LedgerState
 from tensorguard.ledger.file import NAME, FileLedger
-from tensorguard.runners.local.status import fold_status
+from tensorguard.runners.local.status import status_from_run
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.rollback_check import check_charged, check_checkpoints, check_same_job, read_checked
 from tensorguard.training.run_log import RunLog, Stepped, steps_charged_in
@@ -114,7 +114,7 @@ def test_two_copies_of_a_run_do_not_publish_to_one_location(alone: Job, tmp_path
 @pytest.mark.slow
 def test_spending_under_a_lost_ledger_is_not_reported_as_zero(halted: Job) -> None:
     halted.train_alone()
-    status = fold_status(halted.job, halted.plan, None, halted.records(), halted.ended())
+    status = status_from_run(halted.job, halted.plan, None, halted.records(), halted.ended())
     assert status.privacy.epsilon_spent is None
     assert status.privacy.epsilon_claimed is None
     assert status.privacy.steps_charged is None

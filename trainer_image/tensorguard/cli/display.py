@@ -1,7 +1,7 @@
 """Shows a running job: a live panel on a terminal, occasional lines in a log.
 
 In: log records of the run, and sentences of the command. Out: text on standard error. Both displays may be called from
-any thread. They show what `progress` folds, and nothing of it is private.
+any thread. They show what `progress` computes, and nothing of it is private.
 """
 
 from __future__ import annotations

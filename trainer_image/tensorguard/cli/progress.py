@@ -1,4 +1,4 @@
-"""The progress of a run, folded from its log records: what both displays show.
+"""The progress of a run, computed from its log records: what both displays show.
 
 In: the plan, and log records (`tensorguard.training.run_log`) one at a time. Out: plain attributes that a display may
 read from another thread at any time. Times are those of the log records, so the same records always give the same

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from tensafe_api.status_fold import RecordedCheckpoint
+    from tensafe_api.job_status import RecordedCheckpoint
 
 PIPE_WIDTH = 160
 """Width when the output is not a terminal: wide enough that no row is wrapped."""

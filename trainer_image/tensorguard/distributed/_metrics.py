@@ -1,4 +1,4 @@
-"""The `metrics` of callbacks: public figures, folded from the log records of a run.
+"""The `metrics` of callbacks: public figures, computed from the log records of a run.
 
 In come the completed job, its plan, and log records; out comes a dictionary of numbers, with the names that trackers
 and results have as well. Every figure in it is public: it comes from the plan, the ledger's charges, or a public

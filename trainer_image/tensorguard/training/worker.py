@@ -20,11 +20,11 @@ from pathlib import Path
 
 import torch
 
+from tensafe_api.job_status import evaluation_result, progress_at
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.ledger import Outcome
 from tensafe_api.resources.status import Progress
 from tensafe_api.statement.contents import canonical_json
-from tensafe_api.status_fold import evaluation_result, progress_at
 from tensorguard.aggregation.channel import Channel, check_all_reduce_wraps
 from tensorguard.aggregation.protocol import AggregationConfig
 from tensorguard.aggregation.registry import create_aggregator

@@ -7,5 +7,5 @@ modules, in the order in which a run uses them:
 - `earlier_run` decides whether the run in the folder may be resumed.
 - `ray_cluster` starts Ray on this machine, and removes it.
 - `data_preparation` makes the shards of all workers.
-- `status` folds the ledger and the run log into the job's status.
+- `status` computes the job's status from the ledger and the run log.
 """

@@ -52,7 +52,7 @@ from tensorguard.runners.local.encryption import check_encryption, check_recipie
 from tensorguard.runners.local.private_folder import PrivateFolder
 from tensorguard.runners.local.ray_cluster import local_ray, run_local_rank, run_node_rank
 from tensorguard.runners.local.signing import check_signing
-from tensorguard.runners.local.status import exit_code_of, fold_status
+from tensorguard.runners.local.status import exit_code_of, status_from_run
 from tensorguard.runners.nodes.checks import check_nodes
 from tensorguard.runners.nodes.cluster import call_on_nodes, has_other_nodes, joined_cluster, nodes_with
 from tensorguard.runners.nodes.node_files import SALT_FILE, NodeFiles, remove_scratch
@@ -324,7 +324,7 @@ class _Run:
                     call_on_nodes(nodes_with({}), remove_scratch, self.job.metadata.uid)
 
     def result(self) -> RunResult:
-        """The job with its status, folded from ledger and run log. Deletes the secrets of a run that is over."""
+        """The job with its status, computed from ledger and run log. Deletes the secrets of a run that is over."""
         ended = self.ended or self._log.write_end(Reason.INTERNAL_ERROR, "the run ended without a reason")
         records = list(RunLogReader(self.directory / RUN_LOG).read())
         try:
@@ -339,7 +339,7 @@ class _Run:
         except LedgerError as error:
             ledger, ended = None, self._log.write_end(*describe_error(error))
         self._log.close()
-        status = fold_status(self.job, self.plan, ledger, records, ended)
+        status = status_from_run(self.job, self.plan, ledger, records, ended)
         job = self.job.model_copy(update={"status": status})
         return RunResult(job, exit_code_of(Reason(ended.reason)))
 

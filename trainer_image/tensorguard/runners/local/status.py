@@ -1,6 +1,6 @@
 """The job's status after a local run, from its ledger and the log of the run. It is pure: same records, same status.
 
-This module translates the ledger and the log records into `JobRecords`; `tensafe_api.status_fold` computes the status
+This module translates the ledger and the log records into `JobRecords`; `tensafe_api.job_status` computes the status
 from them, as it does for the operator. Every privacy figure comes from the ledger's charges. The log gives progress,
 times and public evaluations only.
 """
@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tensafe_api.reasons import Phase, Reason
-from tensafe_api.resolve import Plan
-from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_api.resources.status import Attempt, EvaluationResult, Progress, Status, WorkerCount
-from tensafe_api.status_fold import (
+from tensafe_api.job_status import (
     JobRecords,
     KeptCheckpoint,
     conditions_of,
     evaluation_result,
-    fold_records,
     progress_at,
+    status_from_records,
 )
+from tensafe_api.reasons import Phase, Reason
+from tensafe_api.resolve import Plan
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.status import Attempt, EvaluationResult, Progress, Status, WorkerCount
 from tensafe_api.timestamps import format_time
 from tensorguard.ledger.contract import LedgerState, PublishedCheckpoint
 from tensorguard.training.run_log import Ended, Evaluated, LogRecord, Saved, Started, Stepped
@@ -34,7 +34,7 @@ def exit_code_of(reason: Reason) -> int:
     return 3 if reason is Reason.PRIVACY_BUDGET_EXCEEDED else _EXIT_CODES.get(reason.phase, 1)
 
 
-def fold_status(
+def status_from_run(
     job: TenSafeTrainingJob, plan: Plan, ledger: LedgerState | None, records: Sequence[LogRecord], ended: Ended
 ) -> Status:
     """The status of `job`.
@@ -67,7 +67,7 @@ def fold_status(
         model_weights=ledger.model_weights if ledger else None,
         chat_template_digest=ledger.chat_template_digest if ledger else None,
     )
-    return fold_records(before, plan, job_records)
+    return status_from_records(before, plan, job_records)
 
 
 def _lost(ledger: LedgerState | None, records: Sequence[LogRecord], ended: Ended | None) -> bool:

@@ -1,10 +1,10 @@
-"""Computes a job's status from what its ledger and its run have recorded: the one fold that both callers share.
+"""Computes a job's status from what its ledger and its run have recorded.
 
 The operator and the local runner store different records. The operator reads a PrivacyLedger; the local runner reads a
 ledger file and the log of the run. Each translates its records into `JobRecords`; this module computes the status from
 them, so that a figure in a status means the same in both places:
 
-- `fold_records`: privacy figures, progress, evaluations, checkpoints and the final model;
+- `status_from_records`: privacy figures, progress, evaluations, checkpoints and the final model;
 - `conditions_of`: the conditions that follow from the phase alone;
 - `progress_at` and `evaluation_result`: one progress or evaluation entry, as the trainer writes it into the ledger.
 
@@ -52,7 +52,7 @@ class Spent:
 
 
 class Figures(Protocol):
-    """Where a fold gets its figures. None: the figure is not known yet."""
+    """Where a status gets its figures from. None: the figure is not known yet."""
 
     @property
     def exact(self) -> bool:
@@ -161,7 +161,9 @@ class JobRecords:
     chat_template_digest: str | None = None
 
 
-def fold_records(before: Status, claim: Claim, records: JobRecords | None, figures: Figures = COMPUTED) -> Status:
+def status_from_records(
+    before: Status, claim: Claim, records: JobRecords | None, figures: Figures = COMPUTED
+) -> Status:
     """The status `before`, updated with `records`.
 
     A ledger that is read from a cache may be older than the status. ε never falls for that reason: the larger number of

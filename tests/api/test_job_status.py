@@ -1,4 +1,4 @@
-"""The fold of records into a status, on which the operator and the local runner rely."""
+"""The status that follows from records, on which the operator and the local runner rely."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from tensafe_api.accounting.composition import format_epsilon
-from tensafe_api.manifest.validation import parse_job
-from tensafe_api.reasons import ConditionType, Phase
-from tensafe_api.resolve import Plan, resolve_job
-from tensafe_api.resources.status import Condition, Progress, Resolved, Status
-from tensafe_api.status_fold import (
+from tensafe_api.job_status import (
     JobRecords,
     KeptCheckpoint,
     condition_of,
     conditions_of,
     evaluation_result,
-    fold_records,
     privacy_without_charges,
     progress_at,
+    status_from_records,
 )
+from tensafe_api.manifest.validation import parse_job
+from tensafe_api.reasons import ConditionType, Phase
+from tensafe_api.resolve import Plan, resolve_job
+from tensafe_api.resources.status import Condition, Progress, Resolved, Status
 from tensafe_api.timestamps import format_time, parse_time
 
 ManifestWith = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -53,7 +53,7 @@ def plan(manifest_with: ManifestWith) -> Plan:
 
 
 def test_every_figure_is_computed_from_charged_steps(plan: Plan) -> None:
-    privacy = fold_records(Status(), plan, RECORDS).privacy
+    privacy = status_from_records(Status(), plan, RECORDS).privacy
     assert (privacy.steps_charged, privacy.steps_recharged, privacy.steps_planned) == (40, 3, plan.steps)
     assert privacy.epsilon_spent == format_epsilon(plan.epsilon(40))
     assert privacy.epsilon_claimed == format_epsilon(plan.epsilon(plan.steps))
@@ -62,43 +62,45 @@ def test_every_figure_is_computed_from_charged_steps(plan: Plan) -> None:
 
 @pytest.mark.parametrize("charged", [0, 40, 10_000])
 def test_every_epsilon_of_a_status_is_shown_with_its_steps(plan: Plan, charged: int) -> None:
-    privacy = fold_records(Status(), plan, replace(RECORDS, steps_charged=charged)).privacy
+    privacy = status_from_records(Status(), plan, replace(RECORDS, steps_charged=charged)).privacy
     assert privacy.steps_charged == charged
     assert privacy.epsilon_spent == format_epsilon(plan.epsilon(charged))
     assert privacy.epsilon_claimed == format_epsilon(plan.epsilon(privacy.steps_claimed))
 
 
 def test_a_checkpoint_shows_the_epsilon_of_its_own_charged_steps(plan: Plan) -> None:
-    first, second = fold_records(Status(), plan, RECORDS).checkpoints
+    first, second = status_from_records(Status(), plan, RECORDS).checkpoints
     assert (first.epsilon, second.epsilon) == (format_epsilon(plan.epsilon(30)), format_epsilon(plan.epsilon(40)))
     assert (first.steps_charged, second.steps_charged) == (30, 40)
     assert (first.time, second.time) == (None, "2001-09-09T01:46:40Z")
 
 
 def test_progress_counts_against_the_steps_of_the_claim(plan: Plan) -> None:
-    assert fold_records(Status(), plan, RECORDS).progress == Progress(step=37, total_steps=plan.steps, percent=61)
+    assert status_from_records(Status(), plan, RECORDS).progress == Progress(
+        step=37, total_steps=plan.steps, percent=61
+    )
 
 
 def test_a_job_without_records_has_spent_nothing(plan: Plan) -> None:
-    status = fold_records(Status(), plan, None)
+    status = status_from_records(Status(), plan, None)
     assert (status.privacy.epsilon_spent, status.privacy.steps_charged) == ("0", 0)
     assert status.progress == Progress(step=0, total_steps=plan.steps)
 
 
 @pytest.mark.parametrize("late", [None, replace(RECORDS, steps_charged=39, checkpoints=(), evaluations=())])
 def test_records_that_are_older_than_the_status_change_nothing(plan: Plan, late: JobRecords | None) -> None:
-    status = fold_records(Status(), plan, RECORDS)
-    assert fold_records(status, plan, late) == status
+    status = status_from_records(Status(), plan, RECORDS)
+    assert status_from_records(status, plan, late) == status
 
 
 def test_recharged_steps_never_fall(plan: Plan) -> None:
-    status = fold_records(Status(), plan, RECORDS)
-    later = fold_records(status, plan, replace(RECORDS, steps_charged=41, steps_recharged=2))
+    status = status_from_records(Status(), plan, RECORDS)
+    later = status_from_records(status, plan, replace(RECORDS, steps_charged=41, steps_recharged=2))
     assert (later.privacy.steps_charged, later.privacy.steps_recharged) == (41, 3)
 
 
 def test_charges_of_a_lost_ledger_are_absent_and_not_zero(plan: Plan) -> None:
-    status = fold_records(Status(), plan, replace(RECORDS, steps_charged=None))
+    status = status_from_records(Status(), plan, replace(RECORDS, steps_charged=None))
     assert status.privacy == privacy_without_charges(plan)
     spent = status.privacy.model_dump(by_alias=True, exclude_none=True)
     assert not spent.keys() & {"epsilonSpent", "epsilonClaimed", "stepsClaimed", "stepsCharged", "stepsRecharged"}
@@ -107,23 +109,23 @@ def test_charges_of_a_lost_ledger_are_absent_and_not_zero(plan: Plan) -> None:
 
 
 def test_the_last_final_checkpoint_is_the_model(plan: Plan) -> None:
-    assert fold_records(Status(), plan, RECORDS).final_model is None
+    assert status_from_records(Status(), plan, RECORDS).final_model is None
     published = (Recorded("s3://m/a", final=True), Recorded("s3://m/b", final=True), Recorded("s3://m/c"))
-    model = fold_records(Status(), plan, replace(RECORDS, published=published)).final_model
+    model = status_from_records(Status(), plan, replace(RECORDS, published=published)).final_model
     assert model is not None
     assert (model.uri, model.statement_uri) == ("s3://m/b", "s3://m/b/statement.json")
     assert (model.digest, model.statement_digest) == ("sha256:a", "sha256:b")
 
 
 def test_a_known_model_stays_when_records_show_none(plan: Plan) -> None:
-    status = fold_records(Status(), plan, replace(RECORDS, published=(Recorded("s3://m/a", final=True),)))
-    assert fold_records(status, plan, RECORDS).final_model == status.final_model
+    status = status_from_records(Status(), plan, replace(RECORDS, published=(Recorded("s3://m/a", final=True),)))
+    assert status_from_records(status, plan, RECORDS).final_model == status.final_model
 
 
-def test_the_fold_is_pure_and_keeps_the_rest(plan: Plan) -> None:
+def test_computation_is_pure_and_keeps_the_rest(plan: Plan) -> None:
     before = Status(phase="Running", ledger_uid="uid", resolved=Resolved(image="an image"))
     copy = before.model_copy(deep=True)
-    after = fold_records(before, plan, RECORDS)
+    after = status_from_records(before, plan, RECORDS)
     assert before == copy
     assert (after.phase, after.ledger_uid) == ("Running", "uid")
     assert after.resolved == Resolved(image="an image", dataset_digest="keyed")
