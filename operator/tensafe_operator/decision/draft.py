@@ -1,4 +1,4 @@
-"""A decision under construction: the policies of `plan` read and change one draft.
+"""A decision under construction: the policies of `decision` read and change one draft.
 
 A draft starts with the observed status. Policies set the new status, add actions, and register times at which to
 reconcile again. `finish` returns the decision.

@@ -1,8 +1,8 @@
 """One private step on one worker, as the list of its nine parts.
 
-Read `PrivateStep.run` to see what happens to a record. It is drawn or not; its own gradient is computed, clipped,
-rounded to the integer grid and added to the local sum. Noise and masks hide the local sum, and only the noised sum of
-all workers is revealed. The numbers in the comments are those of the parts:
+Read `PrivateStep.run` to see what happens to a unit, which is one record or all records of one user. It is drawn or
+not; its own gradient is computed, clipped, rounded to the integer grid and added to the local sum. Noise and masks hide
+the local sum, and only the noised sum of all workers is revealed. The numbers in the comments are those of the parts:
 
     1 sample  2 gradients  3 clip and round  4 noise  5 charge the ledger  6 mask  7 sum over workers  8 verify
     9 update the model
