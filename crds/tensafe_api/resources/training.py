@@ -86,6 +86,12 @@ class Training(Block):
     gradient_checkpointing: Flag = Field(
         False, description="Recompute activations in the backward pass: less memory, more time."
     )
+    frozen_prefix: Literal["Auto", "Off"] | None = Field(
+        None,
+        description="Auto: where the lower layers are frozen (lora.layers), a worker computes them once for each of "
+        "its records, and keeps the result on its disk, if this saves time and half of the free disk is enough. No bit "
+        "of a gradient changes. Off: every step computes all layers. Default: Auto.",
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

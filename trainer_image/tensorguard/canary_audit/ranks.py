@@ -125,7 +125,7 @@ class AuditWorker(Worker):
             self._size.canaries,
             components.plan.mechanism,
             self._channel,
-            records=components.units,
+            records=len(components.shard),
             gradients=components.unit_gradients,
         )
 

@@ -151,6 +151,15 @@ class Shard:
         pixels: np.ndarray = self._pixels[record]
         return pixels
 
+    @property
+    def number_of_records(self) -> int:
+        """The number of records of all units."""
+        return int(self._units[-1])
+
+    def token_starts(self) -> np.ndarray | None:
+        """Where each record's tokens begin among those of all records, int64 [records + 1]; None for images."""
+        return None if hasattr(self, "_pixels") else self._records - self._records[0]
+
     def labels(self, record: int) -> np.ndarray | int:
         """The target of the loss for the record's logits: int64 [length], -100 where nothing is learned; or a class.
 

@@ -23,6 +23,7 @@ from tensorguard.data.rows import Rows
 from tensorguard.data.shard import IGNORE_INDEX
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.dynamic_shapes import find_value_shape
+from tensorguard.models.frozen_prefix import STATES
 from tensorguard.models.load import seeded
 from tensorguard.models.simd_remainder import VectorTails
 from tensorguard.models.tasks.base import Task
@@ -115,6 +116,15 @@ def self_test(
         neighbour_error, fault = _neighbour_error(model, gradients, clipper, first, other, tried)
         end_with(fault)
         return SelfTest(sum_error, neighbour_error, _uneven_operation(model, gradients, first))
+
+
+def states_change_nothing(model: nn.Module, gradients: PerExampleGradients, batch: Batch) -> bool:
+    """Whether the gradients of a dummy batch have the same bits with and without its states (`frozen_prefix`)."""
+    whole = {name: tensor for name, tensor in batch.items() if name != STATES}
+    rows = _rows(batch)
+    with _perturbed(gradients.parameters), record_seeds(model, _seeds(batch)):
+        with_states = gradients.compute(batch, rows).clone()
+        return torch.equal(with_states, gradients.compute(whole, rows))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ here, on public dummy input, before the ledger is acquired. So nothing is spent 
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,10 +32,11 @@ from tensorguard.models.adapter import load_adapter_state
 from tensorguard.models.batch_losses import record_loss
 from tensorguard.models.bit_equality import find_bit_equal_shape
 from tensorguard.models.deferred_model import DeferredModel
+from tensorguard.models.frozen_prefix import FrozenPrefix, StateRows, find_first_trained_block
 from tensorguard.models.lora import trainable_parameters
 from tensorguard.models.output_head import OutputHead, find_output_head
 from tensorguard.models.positions import check_length
-from tensorguard.models.self_test import SelfTest, dummy_batches, self_test
+from tensorguard.models.self_test import SelfTest, dummy_batches, self_test, states_change_nothing
 from tensorguard.models.sharded_base import SHARED_PASSES_REMARK, BaseSharding
 from tensorguard.models.source import ModelSource, resolve_model
 from tensorguard.models.tasks import Task, task_of
@@ -58,7 +60,7 @@ class StepComponents:
 
     Attributes:
         parameters: the trained parameters, in the order of the gradient's coordinates.
-        units: the number of units of this rank's shard, which is private.
+        shard: the records of this rank, which are private, as is their number.
         evaluation: the tokenised evaluation set; None without one.
         form: makes the rows of micro-batches.
         output_head: computes the losses without the logits; None where that is not possible.
@@ -79,7 +81,7 @@ class StepComponents:
     parameters: Sequence[nn.Parameter]
     per_example_gradients: PerExampleGradients
     records_at_once: int
-    units: int
+    shard: Shard
     unit_gradients: ShardGradients
     clipper: GridClipper
     sampler: PoissonSampler
@@ -103,6 +105,11 @@ class StepComponents:
         """d, the number of trained numbers."""
         return self.per_example_gradients.dimension
 
+
+LEAST_PASSES = 2.0
+"""Passes over the records of a shard from which it pays to compute their states in one more pass."""
+MOST_OF_DISK = 0.5
+"""The share of the free disk that states may take."""
 
 T = TypeVar("T")
 OnAllRanks = Callable[[Callable[[], T]], T]
@@ -147,6 +154,9 @@ def set_up(
     loaded: _Loaded = on_all_ranks(lambda: _load(config, rank, device))
     (sharding,) = on_all_ranks(lambda: (_share_base(loaded, device),))
     head, gradients, at_once = on_all_ranks(lambda: _test_gradients(loaded, sharding, device))
+    form = loaded.form
+    if sharding is None:  # ranks that share a base pass its parts on in every pass
+        form = on_all_ranks(lambda: _with_states(loaded, gradients, at_once, config, device))
     job, plan, shard = loaded.job, loaded.plan, loaded.shard
     spec, mechanism = job.spec, plan.mechanism
     private_metrics = (
@@ -166,14 +176,14 @@ def set_up(
         parameters=parameters,
         per_example_gradients=gradients,
         records_at_once=at_once,
-        units=len(shard),
+        shard=shard,
         unit_gradients=ShardGradients(
             shard,
             loaded.model,
             gradients,
             stream.derive("seeds"),
             micro_batch_size=at_once,
-            form=loaded.form,
+            form=form,
             device=device,
             sharding=sharding,
             keep_losses=private_metrics is not None,
@@ -189,7 +199,7 @@ def set_up(
         store=loaded.store,
         evaluation=loaded.evaluation,
         private_metrics=private_metrics,
-        form=loaded.form,
+        form=form,
         output_head=head,
         sharding=sharding,
         identity=loaded.identity,
@@ -288,6 +298,31 @@ def _test_gradients(
         device=device,
     )
     return head, gradients, at_once
+
+
+def _with_states(
+    loaded: _Loaded, gradients: PerExampleGradients, at_once: int, config: WorkerConfig, device: torch.device
+) -> Rows:
+    """The rows of the job, with the states of what is frozen where these save time, fit, and change no bit."""
+    spec, task, form, model = loaded.job.spec, loaded.task, loaded.form, loaded.model
+    passes = loaded.plan.steps * float(loaded.plan.mechanism.sample_rate)
+    if spec.training.frozen_prefix == "Off" or passes < LEAST_PASSES:
+        return form
+    one = dummy_batches(task, form, rows=1, length=min(form.lengths), device=device)(0)
+    place = find_first_trained_block(model, {name: each for name, each in one.items() if name != "labels"})
+    if place is None:
+        return form
+    prefix = FrozenPrefix(model, *place)
+    rows = StateRows(form, prefix, device)
+    needed = rows.bytes_of(loaded.shard) + (rows.bytes_of(loaded.evaluation) if loaded.evaluation else 0)
+    if needed <= shutil.disk_usage(config.private_directory).free * MOST_OF_DISK:
+        batches = [dummy_batches(task, rows, rows=at_once, length=each, device=device)(0) for each in form.lengths]
+        if all(states_change_nothing(model, gradients, batch) for batch in batches) and (
+            _self_test(task, rows, loaded.plan, model, gradients, device, at_once).bit_equal
+        ):
+            return rows
+    prefix.close()
+    return form
 
 
 def _self_test(

@@ -30,10 +30,12 @@ from tensorguard.aggregation.protocol import AggregationConfig
 from tensorguard.aggregation.registry import create_aggregator
 from tensorguard.aggregation.session import Session, number_bytes
 from tensorguard.checkpoint.encryption import Recipients, check_identity, recipients_of
+from tensorguard.data.batches import evaluation_batches, micro_batches
 from tensorguard.ledger.backends import JobObject, open_ledger
 from tensorguard.ledger.contract import Ledger
 from tensorguard.models.adapter import load_adapter_state
 from tensorguard.models.bit_equality import use_deterministic_kernels
+from tensorguard.models.frozen_prefix import StateRows
 from tensorguard.models.tasks import task_of
 from tensorguard.signing.base import SigningKey
 from tensorguard.signing.keys import read_signing_key
@@ -60,6 +62,8 @@ from tensorguard.training.setup import set_up
 from tensorguard.training.statement_inputs import statement_inputs
 from tensorguard.training.step import PrivateStep
 from tensorguard.training.stop_signal import StopSignal
+
+SECONDS_BETWEEN_PROGRESS = 5.0
 
 
 def train(config: WorkerConfig, channel: Channel, device: torch.device, listener: Listener | None = None) -> None:
@@ -125,6 +129,7 @@ class Worker:
         self.components = components
         self._check_same_start()
         self._log_records_at_once()
+        run_on_all_ranks(self._channel, self._compute_states)
         acquisition = run_on_all_ranks(self._channel, self._acquire)
         acquisition = Acquisition.unpack(self._channel.all_gather(acquisition.pack())[0])
         session = Session(
@@ -244,6 +249,36 @@ class Worker:
                 "change with its place among more"
             )
             self._write_record(Preparing(time.time(), what))
+
+    def _compute_states(self) -> bool:
+        """Compute what is frozen for the records of this rank, once. Returns True, for `run_on_all_ranks`."""
+        components = self.components
+        if isinstance(components.form, StateRows):
+            form, folder, shard = components.form, Path(self.config.private_directory), components.shard
+            rows, size = form.without_states, components.records_at_once
+            done, shown = 0, time.monotonic()
+
+            def progress(records: int) -> None:
+                nonlocal done, shown
+                done += records
+                if self._stop.requested:
+                    raise AttemptFailed(Reason.INTERRUPTED, "stopped on request before the first step")
+                if time.monotonic() - shown > SECONDS_BETWEEN_PROGRESS:
+                    shown = time.monotonic()
+                    part = done / shard.number_of_records
+                    self._write_record(Preparing(time.time(), f"Computing the frozen layers once: {part:.0%}"))
+
+            form.fill(shard, micro_batches(shard, range(len(shard)), size=size, form=rows), folder, progress)
+            if components.evaluation is not None:
+                batches = evaluation_batches(
+                    components.evaluation,
+                    size=components.job.spec.training.micro_batch_size,
+                    form=rows,
+                    rank=self._channel.rank,
+                    workers=self._channel.size,
+                )
+                form.fill(components.evaluation, batches, folder)
+        return True
 
     def _open_ledger(self) -> Ledger:
         return self.audit.watch(open_ledger(self.config.directory, self.config.ledger_location))

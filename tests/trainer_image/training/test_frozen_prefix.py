@@ -1,0 +1,160 @@
+"""What is frozen is computed once for each record, and no bit of the trained adapter changes by that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load
+
+from tensorguard.models.frozen_prefix import FrozenPrefix, StateRows
+from tensorguard.privacy.stream import SecretStream
+from tensorguard.training import setup
+from tests.support.trainer.fault_injection import KnownSecrets, StopDuring
+from tests.support.trainer.image_jobs import IMAGES
+from tests.support.trainer.rank_harness import CAUSAL, CLASSES, TAGS, Job, JobKind, make_tokenizer
+
+UPPER = "spec.lora.layers=[1]"
+ALL_LINEAR = "spec.lora.targetModules=[all-linear]"
+LONG = "spec.training.steps=24"
+OFF = "spec.training.frozenPrefix=Off"
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}
+FAMILIES: dict[str, tuple[JobKind, dict[str, Any]]] = {
+    "Roberta": (CLASSES, {}),
+    "ModernBert": (CLASSES, {}),
+    "DebertaV2": (CLASSES, {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
+    "Qwen3": (CAUSAL, {"num_key_value_heads": 1, "head_dim": 16}),
+    "GPT2": (CAUSAL, {}),
+}
+
+
+def of_family(name: str) -> JobKind:
+    """A job with a tiny model of this family."""
+    kind, more = FAMILIES[name]
+    head = "ForSequenceClassification" if kind is CLASSES else "LMHeadModel" if name == "GPT2" else "ForCausalLM"
+
+    def make(directory: Path) -> None:
+        words = make_tokenizer(directory)
+        config = getattr(transformers, f"{name}Config")(vocab_size=words, pad_token_id=0, num_labels=2, **TINY, **more)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            getattr(transformers, f"{name}{head}")(config).save_pretrained(directory)
+
+    return JobKind(kind.manifest, make, kind.rows)
+
+
+KINDS: dict[str, Callable[[], JobKind]] = {
+    "Bert": lambda: CLASSES,
+    "Bert-tags": lambda: TAGS,
+    "Llama": lambda: CAUSAL,
+    "ViT": lambda: IMAGES,
+    **{name: lambda name=name: of_family(name) for name in FAMILIES},  # type: ignore[misc]
+}
+
+
+def weights(job: Job) -> dict[str, torch.Tensor]:
+    assert job.ended().reason == "Completed", job.errors()
+    return load(job.store().read("final")["adapter_model.safetensors"])
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture
+def fills(monkeypatch: pytest.MonkeyPatch) -> list[list[Path]]:
+    """For each time that states were computed in this process: the files that are in the run's private folder then."""
+    found: list[list[Path]] = []
+    fill = StateRows.fill
+
+    def filling(rows: StateRows, shard: Any, batches: Any, folder: Path, *args: Any) -> None:
+        fill(rows, shard, batches, folder, *args)
+        found.append([path for path in folder.iterdir() if "state" in path.name])
+
+    monkeypatch.setattr(StateRows, "fill", filling)
+    monkeypatch.setattr(setup, "SecretStream", lambda: SecretStream(bytes(32)))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", KINDS)
+def test_adapter_is_the_same_with_and_without_states(
+    tmp_path: Path, name: str, precision: str, fills: list[list[Path]]
+) -> None:
+    kind = KINDS[name]()
+    # DeBERTa applies its keys and queries to a table of positions, too: they have no gradient for each record.
+    targets = "spec.lora.targetModules=[dense]" if name == "DebertaV2" else ALL_LINEAR
+    changes = (UPPER, targets, LONG, f"spec.training.precision={precision}", "spec.cluster.workers=1")
+    with_states = Job.make(tmp_path / "with", *changes, kind=kind)
+    with_states.train_alone()
+    assert fills == [[]]  # their file has no name
+    without = Job.make(tmp_path / "without", *changes, OFF, kind=kind)
+    without.shards, without.digest = with_states.shards, with_states.digest
+    without.train_alone()
+    assert len(fills) == 1
+    found = weights(with_states)
+    assert same(found, weights(without))
+    assert any(tensor.any() for key, tensor in found.items() if "lora_B" in key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [CLASSES, CAUSAL], ids=["classes", "causal"])
+def test_resumed_run_of_two_workers_trains_the_same_adapter(tmp_path: Path, kind: JobKind) -> None:
+    runs = []
+    for name, more in (("with", ()), ("without", (OFF,))):
+        job = Job.make(tmp_path / name, UPPER, ALL_LINEAR, LONG, *more, kind=kind)
+        if runs:
+            job.shards, job.digest = runs[0].shards, runs[0].digest
+        assert job.run(KnownSecrets(), StopDuring(5)) == [0, 0], job.errors()
+        assert job.ended().reason == "Interrupted"
+        assert job.run(KnownSecrets()) == [0, 0], job.errors()
+        runs.append(job)
+    assert same(weights(runs[0]), weights(runs[1]))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param((), id="all-layers"),
+        pytest.param((UPPER, "spec.lora.modulesToSave=[word_embeddings]"), id="embeddings"),
+        pytest.param((UPPER, "spec.training.steps=4"), id="too-few-passes"),
+        pytest.param((UPPER, OFF), id="off"),
+    ],
+)
+def test_states_are_not_computed_where_nothing_can_be_left_out(
+    tmp_path: Path, changes: tuple[str, ...], fills: list[list[Path]]
+) -> None:
+    job = Job.make(tmp_path / "run", "spec.cluster.workers=1", "spec.training.expectedBatchSize=60", *changes)
+    job.train_alone()
+    assert weights(job) and not fills
+
+
+@pytest.mark.slow
+def test_blocks_that_hand_on_something_else_are_all_computed(
+    tmp_path: Path, fills: list[list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States that do not give the same gradients are not used: the check at the start of a run notices it."""
+    enter = FrozenPrefix._enter
+
+    def rounding(prefix: FrozenPrefix, block: Any, args: Any, kwargs: Any) -> Any:
+        changed = enter(prefix, block, args, kwargs)
+        if changed is None:
+            return None
+        (states, *others), kwargs = changed
+        return (states.nextafter(states.new_tensor(9.0)), *others), kwargs
+
+    monkeypatch.setattr(FrozenPrefix, "_enter", rounding)
+    job = Job.make(tmp_path / "run", UPPER, "spec.cluster.workers=1", LONG)
+    job.train_alone()
+    assert weights(job) and not fills
