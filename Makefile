@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 # One thread for each test process: pytest-xdist runs two of them, and torch would start two threads in each.
 FAST := $(PYTEST) -n 2 --dist worksteal -m "not (slow or ray or model or cluster or e2e)"
-SLOW := $(PYTEST) -n 2 --dist worksteal -m slow
+SLOW := $(PYTEST) -n 2 --dist worksteal -m "slow and not (ray or model or cluster or e2e)"
 # Ray's own processes fill both cores, so these tests run one after the other.
 SMOKE := $(PYTEST) -m "smoke and ray" tests/trainer_image/distributed
 CLUSTER_SMOKE := $(PYTEST) -n 2 -m "smoke and cluster" tests/operator

@@ -151,19 +151,10 @@ def large_llama(llama: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     ("mebibytes", "expected"),
     [
         (2850, [[records(2)], [RECOMPUTE]]),
-        (2600, [[RECOMPUTE, scheme("INT8")], [RECOMPUTE, gpus(2)]]),
         (
             2000,
             [[RECOMPUTE, scheme("NF4")], [RECOMPUTE, gpus(4), records(4), "spec.cluster.worker.memory=5Gi"]],
         ),
-        (
-            1865,
-            [
-                [RECOMPUTE, scheme("NF4"), records(4)],
-                [RECOMPUTE, gpus(8), records(4), "spec.cluster.worker.memory=9Gi"],
-            ],
-        ),
-        (1720, [[RECOMPUTE, scheme("NF4"), gpus(2), records(2), "spec.cluster.worker.memory=5Gi"]]),
         (1500, []),
     ],
 )

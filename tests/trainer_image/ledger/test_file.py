@@ -236,3 +236,21 @@ def test_acquire_removes_no_complete_line(tmp_path: Path, spec: LedgerSpec) -> N
 def test_only_the_owner_may_read_the_ledger(tmp_path: Path, spec: LedgerSpec) -> None:
     FileLedger.create(tmp_path, spec).acquire(attempt=1, from_step=0)
     assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in tmp_path.iterdir())
+
+
+def test_charge_checks_only_new_entries_and_an_edit_of_earlier_ones_is_noticed(
+    tmp_path: Path, spec: LedgerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of days charges thousands of times."""
+    ledger, _ = used(tmp_path, spec)
+    ledger.acquire(attempt=2, from_step=0)
+    checked: list[bytes] = []
+    check = module._entry
+    monkeypatch.setattr(module, "_entry", lambda line, *args: checked.append(line) or check(line, *args))
+    for _ in range(20):
+        ledger.charge(1)
+    assert len({line for line in checked if line}) == len([line for line in checked if line]) == 20
+    path = tmp_path / NAME
+    path.write_bytes(path.read_bytes().replace(b'"steps":1,', b'"steps":0,', 1))
+    with pytest.raises(LedgerCorrupt):
+        ledger.charge(1)

@@ -62,6 +62,10 @@ class FileLedger(LedgerWriter):
         """The attempt and incarnation as which this process has acquired the ledger, or tries to."""
         self._last_written: tuple[str, int] | None = None
         """Head and length after our last entry. No other process may change them while we hold the lock."""
+        self._read_before: tuple[bytes, list[dict[str, Any]]] = (b"", [])
+        """The lines that were checked, and their entries: a long run reads the ledger thousands of times."""
+        self._states: list[LedgerState] = []
+        """The states after these entries."""
 
     @classmethod
     def create(cls, directory: Path, spec: LedgerSpec) -> FileLedger:
@@ -98,11 +102,12 @@ class FileLedger(LedgerWriter):
                 f"{self._path} was changed while in use; restore the missing entries, since charged steps stay charged"
             )
         try:
-            opening, *rest = entries
-            states = [new_state(LedgerSpec.model_validate(opening["spec"]), opening["hash"])]
-            for entry in rest:
-                states.append(apply_entry(states[-1], entry, entry["hash"]))
-            return states
+            known = len(self._states)
+            if not known or known > len(entries) or self._states[-1].head != entries[known - 1]["hash"]:
+                self._states = [new_state(LedgerSpec.model_validate(entries[0]["spec"]), entries[0]["hash"])]
+            for entry in entries[len(self._states) :]:
+                self._states.append(apply_entry(self._states[-1], entry, entry["hash"]))
+            return list(self._states)
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerCorrupt(
                 f"{self._path} is not a ledger that this version of tensafe can read ({error}); "
@@ -196,10 +201,12 @@ class FileLedger(LedgerWriter):
             text = self._path.read_bytes()
         except FileNotFoundError as error:
             raise LedgerMissing(f"there is no ledger at {self._path}") from error
-        *lines, last = text.split(b"\n")
-        entries: list[dict[str, Any]] = []
-        head = _NO_HEAD
-        for number, line in enumerate(lines, start=1):
+        before, entries = self._read_before
+        if not text.startswith(before):
+            before, entries = b"", []
+        entries, head = list(entries), entries[-1]["hash"] if entries else _NO_HEAD
+        *lines, last = text[len(before) :].split(b"\n")
+        for number, line in enumerate(lines, start=len(entries) + 1):
             entry = _entry(line, head, number)
             if entry is None:
                 raise LedgerCorrupt(
@@ -208,6 +215,7 @@ class FileLedger(LedgerWriter):
                 )
             entries.append(entry)
             head = entry["hash"]
+        self._read_before = text[: len(text) - len(last)], list(entries)
         # An entry that lacks only its newline counts: a process may have relied on it.
         if (unterminated := _entry(last, head, len(entries) + 1)) is not None:
             entries.append(unterminated)
