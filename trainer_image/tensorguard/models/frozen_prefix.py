@@ -238,27 +238,25 @@ class _StoredStates:
 
     def __init__(self, shard: Shard, folder: Path) -> None:
         self._folder = folder
-        self._starts = shard.token_starts()
-        self._per_token = self._starts is not None
         self._records = shard.number_of_records
-        self._file: torch.Tensor | None = None
-        self._shape: tuple[int, ...] = ()
+        self._token_starts = shard.token_starts()
+        self._starts = np.zeros(1, np.int64)
+        self._file = torch.empty(0)
+        self._positions = 0
 
     def keep(self, records: Sequence[int], states: torch.Tensor) -> None:
-        if self._file is None:
-            self._shape = tuple(states.shape[1:])
-            if self._starts is None:
-                self._starts = np.arange(self._records + 1) * states.shape[1]
+        if not self._positions:
+            self._positions = states.shape[1]
+            starts = self._token_starts
+            self._starts = np.arange(self._records + 1) * self._positions if starts is None else starts
             self._file = _mapped(self._folder, int(self._starts[-1]), states.shape[2], states.dtype)
         for record, own in zip(records, states):
             start, end = self._starts[record], self._starts[record + 1]
             self._file[start:end] = own[: end - start]
 
     def rows(self, records: Sequence[int], size: int, length: int) -> torch.Tensor:
-        assert self._file is not None and self._starts is not None
-        states = torch.zeros(
-            size, length if self._per_token else self._shape[0], self._shape[-1], dtype=self._file.dtype
-        )
+        positions = self._positions if self._token_starts is None else length
+        states = torch.zeros(size, positions, self._file.shape[-1], dtype=self._file.dtype)
         for row, record in zip(states, records):
             start, end = self._starts[record], self._starts[record + 1]
             row[: end - start] = self._file[start:end]
