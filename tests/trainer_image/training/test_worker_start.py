@@ -46,6 +46,7 @@ class Start:
                 )
             ),
             records_at_once=16,
+            form="form",
             learning_rate="rate",
             store="store",
             model="model",
