@@ -151,6 +151,7 @@ def large_llama(llama: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     ("mebibytes", "expected"),
     [
         (2850, [[records(2)], [RECOMPUTE]]),
+        (2600, [[RECOMPUTE, scheme("INT8")], [RECOMPUTE, gpus(2)]]),
         (
             2000,
             [[RECOMPUTE, scheme("NF4")], [RECOMPUTE, gpus(4), records(4), "spec.cluster.worker.memory=5Gi"]],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,6 +137,15 @@ def test_states_are_not_computed_where_nothing_can_be_left_out(
     tmp_path: Path, changes: tuple[str, ...], fills: list[list[Path]]
 ) -> None:
     job = Job.make(tmp_path / "run", "spec.cluster.workers=1", "spec.training.expectedBatchSize=60", *changes)
+    job.train_alone()
+    assert weights(job) and not fills
+
+
+def test_states_are_not_computed_where_they_do_not_fit_on_the_disk(
+    tmp_path: Path, fills: list[list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup.shutil, "disk_usage", lambda _: SimpleNamespace(free=100_000))
+    job = Job.make(tmp_path / "run", UPPER, LONG, "spec.cluster.workers=1")
     job.train_alone()
     assert weights(job) and not fills
 

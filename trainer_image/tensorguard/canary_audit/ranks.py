@@ -143,8 +143,9 @@ class AuditWorker(Worker):
         """Write nothing: an audit leaves no adapter."""
         self._saved_step = self._step
 
-    def _evaluate(self) -> None:
-        """Evaluate nothing."""
+    def _is_evaluated(self) -> bool:
+        """An audit evaluates nothing."""
+        return False
 
 
 def run_rank_without_records(values: dict[str, Any], size: AuditSize) -> None:

@@ -41,19 +41,13 @@ class _ReachedError(Exception):
 
 
 class FrozenPrefix:
-    """The blocks of a model below the first one that is trained.
-
-    Attributes:
-        name: of the first trained block.
-        blocks: the number of blocks that are left out.
-    """
+    """The blocks of a model below the first one that is trained."""
 
     def __init__(self, model: nn.Module, container: str, first: int) -> None:
         self._model = model
         self._states: torch.Tensor | None = None
         self._captured: torch.Tensor | None = None
         self._capturing = False
-        self.name, self.blocks = f"{container}.{first}", first
         blocks = model.get_submodule(container)
         assert isinstance(blocks, nn.ModuleList)
         self._hooks = [
@@ -205,11 +199,13 @@ class StateRows(Rows):
         mask = inputs.get("attention_mask")
         return {**inputs, STATES: states if mask is None else states * mask.unsqueeze(-1).to(states.dtype)}
 
-    def bytes_of(self, shard: Shard) -> int:
-        """The size of the states of a shard."""
+    def bytes_of(self, *shards: Shard) -> int:
+        """The size of the states of these shards together."""
         one = self.dummies(1, self.lengths[-1], torch.Generator().manual_seed(0))[STATES][0]
-        starts = shard.token_starts()
-        positions = int(starts[-1]) if starts is not None else shard.number_of_records * one.shape[0]
+        positions = 0
+        for shard in shards:
+            starts = shard.token_starts()
+            positions += int(starts[-1]) if starts is not None else shard.number_of_records * one.shape[0]
         return positions * one.shape[1] * one.dtype.itemsize
 
     def fill(

@@ -109,7 +109,7 @@ class StepComponents:
 LEAST_PASSES = 2.0
 """Passes over the records of a shard from which it pays to compute their states in one more pass."""
 MOST_OF_DISK = 0.5
-"""The share of the free disk that states may take."""
+"""The share of the free disk that the states of all ranks on it may take."""
 
 T = TypeVar("T")
 OnAllRanks = Callable[[Callable[[], T]], T]
@@ -314,8 +314,9 @@ def _with_states(
         return form
     prefix = FrozenPrefix(model, *place)
     rows = StateRows(form, prefix, device)
-    needed = rows.bytes_of(loaded.shard) + (rows.bytes_of(loaded.evaluation) if loaded.evaluation else 0)
-    if needed <= shutil.disk_usage(config.private_directory).free * MOST_OF_DISK:
+    needed = rows.bytes_of(*(each for each in (loaded.shard, loaded.evaluation) if each is not None))
+    sharing = spec.cluster.ranks if config.place == "OneMachine" else spec.cluster.ranks_per_worker
+    if needed * sharing <= shutil.disk_usage(config.private_directory).free * MOST_OF_DISK:
         batches = [dummy_batches(task, rows, rows=at_once, length=each, device=device)(0) for each in form.lengths]
         if all(states_change_nothing(model, gradients, batch) for batch in batches) and (
             _self_test(task, rows, loaded.plan, model, gradients, device, at_once).bit_equal

@@ -269,7 +269,7 @@ class Worker:
                     self._write_record(Preparing(time.time(), f"Computing the frozen layers once: {part:.0%}"))
 
             form.fill(shard, micro_batches(shard, range(len(shard)), size=size, form=rows), folder, progress)
-            if components.evaluation is not None:
+            if components.evaluation is not None and self._is_evaluated():
                 batches = evaluation_batches(
                     components.evaluation,
                     size=components.job.spec.training.micro_batch_size,
@@ -350,6 +350,13 @@ class Worker:
             self._ledger.record_outcome(outcome)
         self.log_end(reason, message)
 
+    def _is_evaluated(self) -> bool:
+        """Whether the evaluation set is used: the result on a private one is kept in the private metrics only."""
+        evaluation = self.components.job.spec.evaluation
+        return evaluation is not None and (
+            evaluation.visibility == "Public" or self.components.private_metrics is not None
+        )
+
     def _evaluate(self) -> None:
         """Evaluate on the evaluation set.
 
@@ -358,9 +365,7 @@ class Worker:
         """
         components = self.components
         evaluation = components.job.spec.evaluation
-        if components.evaluation is None or evaluation is None:
-            return
-        if evaluation.visibility == "Private" and components.private_metrics is None:
+        if components.evaluation is None or evaluation is None or not self._is_evaluated():
             return
         assert self.private_step is not None
         self.audit.log_evaluation(self._step, evaluation.visibility)
