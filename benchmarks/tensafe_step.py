@@ -34,7 +34,6 @@ from benchmarks.plain import plain_step
 from tensorguard.aggregation import pairwise_masks
 from tensorguard.aggregation.keys import PairKey
 from tensorguard.aggregation.masks import pairwise_mask
-from tensorguard.data.shard import Shard
 from tensorguard.models.batch_losses import record_loss
 from tensorguard.models.bit_equality import find_bit_equal_shape
 from tensorguard.models.self_test import SelfTest
@@ -74,11 +73,13 @@ def _started_worker(
         worker.close()
 
 
-def _without_privacy(parts: StepComponents, shard: Shard, micro_batch: int) -> Callable[[int], None]:
-    """An ordinary step on every unit of ``shard``."""
+def _without_privacy(parts: StepComponents, micro_batch: int) -> Callable[[int], None]:
+    """An ordinary step on every unit of the shard."""
     parts.per_example_gradients.close()
     loss = record_loss(task_of(parts.job.spec), parts.output_head)
-    return plain_step(parts.model, loss, parts.optimizer, shard, micro_batch=micro_batch, form=parts.form, device=_CPU)
+    return plain_step(
+        parts.model, loss, parts.optimizer, parts.shard, micro_batch=micro_batch, form=parts.form, device=_CPU
+    )
 
 
 def measure_here(variant: str, micro_batch: int, repeats: int, threads: int) -> StepCost:
@@ -91,8 +92,7 @@ def measure_here(variant: str, micro_batch: int, repeats: int, threads: int) -> 
         torch.set_num_threads(threads)
         private = worker.private_step
         assert private is not None
-        shard = Shard.open(Path(worker.config.shards[0]))
-        step = _without_privacy(worker.components, shard, micro_batch) if variant == "plain" else private.run
+        step = _without_privacy(worker.components, micro_batch) if variant == "plain" else private.run
         memory.reset_peak()
         step(0)
         seconds = []
