@@ -20,13 +20,15 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 # One thread for each test process: pytest-xdist runs two of them, and torch would start two threads in each.
-FAST := $(PYTEST) -n 2 --dist worksteal -m "not (slow or ray or model or cluster or e2e)"
-SLOW := $(PYTEST) -n 2 --dist worksteal -m "slow and not (ray or model or cluster or e2e)"
+FAST := $(PYTEST) -n 2 --dist worksteal -m "not (slow or ray or model or cluster or nightly or e2e)"
+SLOW := $(PYTEST) -n 2 --dist worksteal -m "slow and not (ray or model or cluster or nightly or e2e)"
 # Ray's own processes fill both cores, so these tests run one after the other.
 SMOKE := $(PYTEST) -m "smoke and ray" tests/trainer_image/distributed
 CLUSTER_SMOKE := $(PYTEST) -n 2 -m "smoke and cluster" tests/operator
-# Each of the two processes has its own control plane. Go builds it on the first run, in about ten minutes.
-CLUSTER := $(PYTEST) -n 2 -m cluster
+# Each of the two processes has its own control plane. Go builds it on the first run, in about six minutes.
+CLUSTER := $(PYTEST) -n 2 -m "cluster and not nightly"
+# Programs that Go builds for minutes, and that only these tests need.
+NIGHTLY := $(PYTEST) -n 2 -m nightly
 # The tests of one file share a Ray cluster. While one file waits for its processes to start, another one runs.
 RAY := $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "ray or model"
 ifneq ($(COVERAGE),)
@@ -34,11 +36,12 @@ MEASURED := --cov --cov-branch --cov-report=term:skip-covered
 FAST += $(MEASURED)
 SLOW += $(MEASURED) --cov-append
 CLUSTER += $(MEASURED) --cov-append
+NIGHTLY += $(MEASURED) --cov-append
 RAY += $(MEASURED) --cov-append
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast test-all test-cluster e2e images package lint format crds docs docs-site \
+.PHONY: help setup quickstart test test-fast test-all test-cluster test-nightly e2e images package lint format crds docs docs-site \
   crash mutants bench gpu
 
 help: ## list these verbs
@@ -76,6 +79,9 @@ test-all: setup ## what `make test` leaves out: slow tests, and all on a real AP
 
 test-cluster: setup ## all tests on a real API server
 	$(CLUSTER)
+
+test-nightly: setup ## tests with Argo CD, Prometheus, Grafana, a private Sigstore and a release, which Go builds first
+	$(NIGHTLY)
 
 e2e: setup ## the scenarios on real pods: in a cluster on this machine (as root), or in the one that KUBECONFIG names
 	TENSAFE_E2E_REQUIRED=1 $(PY) -m pytest e2e -v -m "$(SCENARIOS)"

@@ -15,7 +15,7 @@ from tensafe_operator.decision.conditions import JobState, set_conditions
 from tests.support.argocd import ACTIONS, CONFIG_MAP, argocd, config_map
 from tests.support.manifests import MINIMAL, changed
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
 NOW = 1_800_000_000.0
 GENERATION = 3

@@ -27,7 +27,7 @@ from tests.support.programs.controlplane import ControlPlane
 from tests.support.programs.gotools import module_source
 from tests.support.programs.helm import CHART
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
 SYSTEM, CLINIC = "tensafe-system", "clinic"
 KINDS = "tsj,privacyledger,rayjob,configmap,secret,serviceaccount,networkpolicy,rolebinding"

@@ -161,7 +161,7 @@ def scraped(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Op
         operator.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_dashboard_fits_the_schema_of_grafana() -> None:
     assert schema_errors(json.dumps(DASHBOARD)) == ""
     broken = {**DASHBOARD, "panels": [{**PANELS[0], "targets": [{**PANELS[0]["targets"][0], "expression": "up"}]}]}
@@ -183,7 +183,7 @@ def test_panels_have_their_own_ids_and_do_not_overlap() -> None:
         assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_query_of_the_dashboard_returns_data(scraped: tuple[Operator, Prometheus, bool]) -> None:
     operator, server, per_job = scraped
     operator.update(lambda: operator.jobs.update(("clinic", "blocked"), job(Phase.PENDING, stalled=True)))
@@ -203,7 +203,7 @@ def test_every_query_of_the_dashboard_returns_data(scraped: tuple[Operator, Prom
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_alerts_are_silent_until_something_is_wrong(scraped: tuple[Operator, Prometheus, bool]) -> None:
     operator, server, per_job = scraped
     rules = {rule["alert"]: rule["expr"] for rule in alerts(per_job)}
@@ -229,7 +229,7 @@ def test_alerts_are_silent_until_something_is_wrong(scraped: tuple[Operator, Pro
     wait_until(lambda: firing() == rules.keys(), 60, lambda: f"only {firing()} fire")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("per_job", [True, False], ids=["with-job-names", "without-job-names"])
 def test_alerts_about_a_job_are_one_and_stay_when_another_replica_leads(per_job: bool, tmp_path: Path) -> None:
     first, second = Operator(per_job=per_job), Operator(per_job=per_job, leads=False)

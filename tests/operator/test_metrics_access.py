@@ -92,6 +92,7 @@ def test_metrics_need_a_token_whose_user_may_read_them(harness: OperatorHarness)
     assert harness.refused() == [], "the chart's roles allow the reviews"
 
 
+@pytest.mark.nightly
 def test_prometheus_scrapes_over_tls_with_its_token_and_after_the_certificate_has_changed(
     harness: OperatorHarness, tmp_path: Path
 ) -> None:

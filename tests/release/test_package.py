@@ -21,7 +21,7 @@ from tests.support.programs.controlplane import built
 from tests.support.programs.helm import render_chart
 from tests.support.programs.tools import tool
 
-pytestmark = pytest.mark.cluster  # Helm and syft are built from their Go modules
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
 ROOT = Path(__file__).parents[2]
 VERSION = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]

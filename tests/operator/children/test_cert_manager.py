@@ -50,6 +50,7 @@ def test_certificate_has_no_field_that_cert_manager_does_not_know(control_plane:
         control_plane.kubectl("delete", "crd", name)
 
 
+@pytest.mark.nightly
 def test_pods_connect_with_the_authority_that_each_kind_of_issuer_gives(tmp_path: Path) -> None:
     command = [str(program("certmanager", "tensafe.io/e2e/certmanager"))]
     made = subprocess.run(command, input=json.dumps(certificate()), capture_output=True, text=True, check=True)

@@ -27,7 +27,7 @@ from tensorguard.signing.trust import Trust, TrustedCertificates, TrustedIdentit
 from tests.support.programs.sigstore import IDENTITY, Sigstore
 from tests.support.trainer.signed_files import DIGESTS, FILES, STATEMENT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def location(instance: Sigstore) -> str:

@@ -190,7 +190,7 @@ def test_run_with_a_key_in_a_token_resumes_only_with_that_key(soft_hsm: SoftHSM,
     assert (job.ended().reason, job.ledger().steps_charged) == ("Completed", 4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_run_signed_by_an_identity_is_verified_and_resumed_by_that_identity_alone(
     identity: Sigstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
