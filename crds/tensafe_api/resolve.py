@@ -35,6 +35,8 @@ DEFAULT_EXAMPLES_PER_UNIT = 8
 DEFAULT_EPOCHS = "3"
 CARRIER_MAX = 2**31 - 1
 MAX_STEPS = 2**31 - 1
+PASSES_FOR_STATES = 2.0
+"""Passes over the records from which it saves time to compute what is frozen in one more pass."""
 """The maximum of `spec.training.steps`."""
 
 
@@ -116,6 +118,11 @@ class Plan(Claim):
     warmup_steps: int
 
     @property
+    def passes(self) -> float:
+        """How often a record is computed in the run, on average: steps times sample rate."""
+        return self.steps * float(self.mechanism.sample_rate)
+
+    @property
     def claim(self) -> Claim:
         """The privacy claim without the schedule."""
         return Claim(**{each.name: getattr(self, each.name) for each in fields(Claim)})
@@ -195,6 +202,14 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
             "raise it, or remove it to have it computed",
         )
     return _completed(job, plan), plan
+
+
+def keeps_states(spec: Spec, plan: Plan) -> bool:
+    """Whether workers compute the frozen lower layers once, where there are any (`training.frozenPrefix`).
+
+    Workers that share a base model do not: they pass its parts on in every pass.
+    """
+    return spec.training.frozen_prefix != "Off" and spec.ranks_per_base == 1 and plan.passes >= PASSES_FOR_STATES
 
 
 def learning_rate(spec: Spec) -> str:

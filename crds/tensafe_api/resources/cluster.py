@@ -35,8 +35,8 @@ class Worker(Block):
     memory: Memory = Field("8Gi", description="Memory of each worker, as request and limit.")
     ephemeral_storage: Size | None = Field(
         None,
-        description="Request of local disk for each worker: its share of the tokenised data, and the model's files. "
-        "Default: none.",
+        description="Request of local disk for each worker: its share of the tokenised data, the model's files, and "
+        "what it keeps of the frozen layers, at most half of it (`tensafe plan` shows the size). Default: none.",
     )
 
 

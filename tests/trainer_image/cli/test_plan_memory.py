@@ -71,6 +71,26 @@ def test_figures_are_in_the_json(
     assert (memory["available"], memory["fits"], memory["host"]) == (8 << 30, True, None)
 
 
+def test_frozen_layers_and_their_room_on_the_disk_are_shown(
+    write_manifest: Write, llama: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    llama["cluster"]["worker"] = {"ephemeralStorage": "1Gi"}
+    llama["training"] = {"steps": 60, "expectedBatchSize": 256, "maxLength": 64}
+    path = write_manifest(**llama, lora={"layers": [3]})
+    assert main(["plan", path, "-o", "json"]) == 0
+    shown = capsys.readouterr()
+    memory = json.loads(shown.out)["memory"]
+    assert (memory["frozenBlocks"], memory["states"]) == (3, 3000 * 64 * 256 * 4)  # fp32, half of the units
+    assert not shown.err
+    assert main(["plan", path, "--set", "spec.cluster.worker.ephemeralStorage=300Mi"]) == 0
+    shown = capsys.readouterr()
+    assert "spec.cluster.worker.ephemeralStorage: 300Mi" in shown.err
+    assert "3 of 4 layers" in shown.out
+    for whole in ("spec.lora.layers=[0]", "spec.training.frozenPrefix=Off", "spec.training.steps=40"):
+        assert main(["plan", path, "--set", whole, "-o", "json"]) == 0
+        assert json.loads(capsys.readouterr().out)["memory"]["frozenBlocks"] == 0
+
+
 def test_too_little_memory_of_a_worker_is_a_warning(
     write_manifest: Write, llama: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,7 +146,7 @@ def test_gpu_that_is_a_little_too_small_is_a_failure_with_changes_that_make_it_f
 ) -> None:
     llama["training"] = {**FEW_STEPS["training"], "microBatchSize": 2}
     path = write_manifest(**llama)
-    needed = worker_memory(load_job(path, []).job, tmp_path, gpu_memory=1 << 50).needed
+    needed = worker_memory(load_job(path, []), tmp_path, gpu_memory=1 << 50).needed
     command = ["plan", path, "--gpu-memory", f"{(needed >> 20) - 8}Mi"]
     assert main(command) == 1
     assert capsys.readouterr().err.endswith(
@@ -163,7 +183,7 @@ def test_first_change_of_each_kind_makes_a_worker_fit(
     write_manifest: Write, large_llama: dict[str, Any], tmp_path: Path, mebibytes: int, expected: list[list[str]]
 ) -> None:
     def memory(*changes: str) -> WorkerMemory:
-        return worker_memory(load_job(path, changes).job, tmp_path, gpu_memory=mebibytes << 20)
+        return worker_memory(load_job(path, changes), tmp_path, gpu_memory=mebibytes << 20)
 
     path = write_manifest(**large_llama)
     found = memory()
@@ -226,7 +246,7 @@ def test_changes_start_from_the_manifest(
     expected: list[list[str]],
 ) -> None:
     own = [RECOMPUTE, records(1), "spec.cluster.worker.memory=32Gi", *changes]
-    job = load_job(write_manifest(**large_llama), own).job
+    job = load_job(write_manifest(**large_llama), own)
     limit = worker_memory(job, tmp_path, gpu_memory=1 << 50).needed - (8 << 20)
     found = worker_memory(job, tmp_path, gpu_memory=limit)
     assert [list(remedy) for remedy in found.remedies] == expected
@@ -237,7 +257,7 @@ def test_change_that_the_model_refuses_is_not_proposed(
 ) -> None:
     GPT2Config(vocab_size=4000, n_positions=512, n_embd=1536, n_layer=8).save_pretrained(tmp_path / "llama")
     monkeypatch.setattr(GPT2LMHeadModel, "supports_gradient_checkpointing", False)
-    job = load_job(write_manifest(**large_llama), [records(1)]).job
+    job = load_job(write_manifest(**large_llama), [records(1)])
     limit = worker_memory(job, tmp_path, gpu_memory=1 << 50).needed - (8 << 20)
     assert worker_memory(job, tmp_path, gpu_memory=limit).remedies == ((gpus(2),),)
 

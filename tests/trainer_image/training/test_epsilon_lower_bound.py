@@ -22,7 +22,7 @@ from tests.support.trainer.fault_injection import HalfNoise, Instrument, NoNoise
 from tests.support.trainer.rank_harness import Job, join
 from tests.support.trainer.recordings import KeepTotals
 
-STEPS = 5000
+STEPS = 4000
 SIGMA, DELTA = 0.6, 0.1
 """With them the bound is expected near 1.4, the claim is 3.17, and the bound of half the noise would be above 3.4."""
 THRESHOLDS = (0.6, 0.9, 1.2, 1.5)
@@ -116,5 +116,5 @@ def test_measured_lower_bound_lies_below_the_claim_and_above_a_third_of_it(tmp_p
 @pytest.mark.slow
 def test_half_of_the_noise_would_be_noticed(tmp_path: Path) -> None:
     """The measurement is precise enough to refute a claim whose noise is halved on every rank."""
-    claim, bound = claim_and_lower_bound(tmp_path, 3000, HalfNoise())
+    claim, bound = claim_and_lower_bound(tmp_path, 2500, HalfNoise())
     assert bound > claim

@@ -12,9 +12,11 @@ import torch
 import transformers
 from safetensors.torch import load
 
+from tensafe_api.manifest.text import load_manifest
 from tensorguard.models.frozen_prefix import FrozenPrefix, StateRows
 from tensorguard.privacy.stream import SecretStream
 from tensorguard.training import setup
+from tensorguard.training.run_log import Preparing
 from tests.support.trainer.fault_injection import KnownSecrets, StopDuring
 from tests.support.trainer.image_jobs import IMAGES
 from tests.support.trainer.rank_harness import CAUSAL, CLASSES, TAGS, Job, JobKind, make_tokenizer
@@ -148,6 +150,29 @@ def test_states_are_not_computed_where_they_do_not_fit_on_the_disk(
     job = Job.make(tmp_path / "run", UPPER, LONG, "spec.cluster.workers=1")
     job.train_alone()
     assert weights(job) and not fills
+    said = [record.what for record in job.records() if isinstance(record, Preparing)]
+    assert said == [
+        "Computing the frozen layers in every step: their results would take more than half of the disk "
+        "that is free for this worker"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "changes", "expected"),
+    [
+        pytest.param("OneMachine", (), 20.0, id="two-processes-on-one-machine"),
+        pytest.param("Pods", (), 32.5, id="a-pod-leaves-what-the-kubelet-wants"),
+        pytest.param("Pods", ("spec.cluster.worker.ephemeralStorage=30Mi",), 15.0, id="a-pod-with-a-request"),
+        pytest.param("Pods", ("spec.cluster.worker.gpus=5",), 6.5, id="five-processes-in-a-pod"),
+    ],
+)
+def test_states_leave_half_of_the_disk_that_is_free_for_a_worker(
+    place: str, changes: tuple[str, ...], expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup.shutil, "disk_usage", lambda _: SimpleNamespace(free=80 << 20, total=100 << 20))
+    job = load_manifest(CLASSES.manifest, ["spec.cluster.workers=2", *changes])
+    config: Any = SimpleNamespace(place=place, private_directory="")
+    assert setup._disk_for_states(job, config) == pytest.approx(expected * 2**20)
 
 
 @pytest.mark.slow

@@ -20,8 +20,8 @@ from tensorguard.cli.exit_codes import FAILED, SUCCEEDED, CommandError
 from tensorguard.cli.pictures import INK, PRIVACY, new_figure, style
 
 if TYPE_CHECKING:
-    from tensafe_api.resources.job import TenSafeTrainingJob
     from tensafe_api.step_choices import Choice
+    from tensorguard.cli.job_loading import LoadedJob
     from tensorguard.cli.plan_memory import WorkerMemory
 
 _EPILOG = """\
@@ -72,7 +72,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     from tensafe_api.step_choices import choices, proposed
     from tensorguard.cli.job_loading import load_job
 
-    job = load_job(arguments.manifest, arguments.overrides).job
+    loaded = load_job(arguments.manifest, arguments.overrides)
+    job = loaded.job
     found = []
     for choice in choices(job):
         found.append(choice)
@@ -91,7 +92,7 @@ def _plan(arguments: argparse.Namespace) -> int:
                 *(part for change in changes for part in ("--set", change)),
             ]
             print(f"To try less noise:\n  {shlex.join(command)}")
-    memory = _memory(job, arguments)
+    memory = _memory(loaded, arguments)
     if arguments.output == "json":
         figures = [_figures(choice) for choice in found]
         print(json.dumps({"choices": figures, "memory": memory and memory.figures()}, indent=2))
@@ -105,14 +106,14 @@ def _plan(arguments: argparse.Namespace) -> int:
     return SUCCEEDED if fits or arguments.gpu_memory is None else FAILED
 
 
-def _memory(job: TenSafeTrainingJob, arguments: argparse.Namespace) -> WorkerMemory | None:
+def _memory(loaded: LoadedJob, arguments: argparse.Namespace) -> WorkerMemory | None:
     """Estimate the memory of a worker and print it, if text is wanted. None if the model's files cannot be read."""
-    from tensorguard.cli.plan_memory import print_memory, worker_memory
+    from tensorguard.cli.plan_memory import print_frozen, print_memory, worker_memory
 
     sys.stdout.flush()  # the next lines take some seconds, or half a minute where changes are searched
     _show("estimating the memory of a worker ...")
     try:
-        memory = worker_memory(job, Path(arguments.manifest).absolute().parent, arguments.gpu_memory)
+        memory = worker_memory(loaded, Path(arguments.manifest).absolute().parent, arguments.gpu_memory)
     except (ImportError, OSError, ValueError) as error:
         _show("")
         print(f"the memory of a worker is not estimated: {error}", file=sys.stderr)
@@ -121,6 +122,7 @@ def _memory(job: TenSafeTrainingJob, arguments: argparse.Namespace) -> WorkerMem
     if arguments.output == "text":
         print()
         print_memory(memory)
+        print_frozen(memory, loaded.plan.passes)
     for warning in memory.warnings():
         print(f"warning: {warning}", file=sys.stderr)
     return memory

@@ -18,8 +18,9 @@ from tensafe_api.resources.job import Spec, TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_quantity
 
 if TYPE_CHECKING:
+    from tensorguard.cli.job_loading import LoadedJob
     from tensorguard.cli.tables import Row
-    from tensorguard.models.memory import Device, MemoryEstimate, MemoryModel
+    from tensorguard.models.memory import Device, FrozenBlocks, MemoryEstimate, MemoryModel
     from tensorguard.models.source import ModelSource
 
 BUFFERS = 14 << 20
@@ -52,6 +53,7 @@ class WorkerMemory:
     Attributes:
         spec: of the job.
         available: bytes of the GPU, or of the worker on a CPU; None for a GPU of unknown size.
+        frozen: the blocks that it computes once for each record; None where there are none.
         remedies: changes with which it fits, each by itself, if it does not without. For a GPU of unknown size: with
             which it fits on the largest of `GPU_SIZES`.
     """
@@ -61,6 +63,7 @@ class WorkerMemory:
     precision: str
     estimate: MemoryEstimate
     available: int | None
+    frozen: FrozenBlocks | None = None
     remedies: tuple[Changes, ...] = ()
 
     @property
@@ -77,6 +80,12 @@ class WorkerMemory:
     def host(self) -> int:
         """Bytes of the main memory of a worker with GPUs. Each GPU has a process of its own."""
         return self.spec.cluster.ranks_per_worker * (self.estimate.host + PROCESS)
+
+    @property
+    def states(self) -> int:
+        """Bytes of the disk for what the frozen blocks give: `atLeast` units with one record of full length each."""
+        units = math.ceil(self.spec.dataset.unit.at_least / self.spec.cluster.workers)
+        return self.frozen.record_bytes * units if self.frozen else 0
 
     def figures(self) -> dict[str, object]:
         """The figures for a script, in bytes."""
@@ -100,6 +109,8 @@ class WorkerMemory:
             "fits": self.fits,
             "remedies": self.remedies,
             "host": self.host if self.device == "cuda" else None,
+            "frozenBlocks": self.frozen.left_out if self.frozen else 0,
+            "states": self.states,
         }
 
     def advice(self) -> str:
@@ -120,6 +131,13 @@ class WorkerMemory:
             if self.device == "cuda":
                 where = f"--gpu-memory: {size_text(self.available)}"
             yield f"{where} is less than the {size_text(self.needed)} that a worker needs: {self.advice()}"
+        disk = worker.ephemeral_storage
+        if disk is not None and parse_quantity(disk) < 2 * self.states:
+            yield (
+                f"spec.cluster.worker.ephemeralStorage: {disk} is less than twice the {size_text(self.states)} that a "
+                "worker keeps of the frozen layers, so that it may compute them in every step: raise it to "
+                f"{math.ceil(2 * self.states / _GIB)}Gi"
+            )
         if self.device == "cuda" and parse_quantity(worker.memory) < self.host:
             yield (
                 f"spec.cluster.worker.memory: {worker.memory} is less than the {size_text(self.host)} that a worker "
@@ -127,8 +145,8 @@ class WorkerMemory:
             )
 
 
-def worker_memory(job: TenSafeTrainingJob, base_dir: Path, gpu_memory: int | None) -> WorkerMemory:
-    """Estimate the memory of a worker of `job`, whose relative paths start at `base_dir`.
+def worker_memory(loaded: LoadedJob, base_dir: Path, gpu_memory: int | None) -> WorkerMemory:
+    """Estimate the memory of a worker of the job, whose relative paths start at `base_dir`.
 
     Args:
         gpu_memory: bytes of the GPU that the job should fit on; then the worker has a GPU.
@@ -138,19 +156,21 @@ def worker_memory(job: TenSafeTrainingJob, base_dir: Path, gpu_memory: int | Non
     """
     import torch
 
+    from tensafe_api.resolve import keeps_states
     from tensorguard.models.memory import MemoryModel
     from tensorguard.models.source import resolve_model
     from tensorguard.runners.preflight import with_absolute_paths
     from tensorguard.training.base_model import precision_of
 
-    job = with_absolute_paths(job, base_dir)
+    job = with_absolute_paths(loaded.job, base_dir)
     spec = job.spec
     device: Device = "cuda" if gpu_memory is not None or spec.cluster.worker.gpus else "cpu"
     available = gpu_memory if device == "cuda" else int(parse_quantity(spec.cluster.worker.memory))
     precision = precision_of(job, torch.device(device))
     source = resolve_model(spec.model.name, spec.model.revision)
     model = MemoryModel(spec, source, device, precision)
-    found = WorkerMemory(spec, device, precision, model.estimate(spec.training.micro_batch_size), available)
+    frozen = model.frozen_blocks() if keeps_states(spec, loaded.plan) else None
+    found = WorkerMemory(spec, device, precision, model.estimate(spec.training.micro_batch_size), available, frozen)
     limit = GPU_SIZES[-1] * 10**9 if available is None else available
     if found.needed <= limit:
         return found
@@ -262,6 +282,22 @@ def print_memory(memory: WorkerMemory) -> None:
         fitting = [f"{size} GB" for size in GPU_SIZES if memory.needed <= size * 10**9]
         none = f"Does not fit on a GPU of {GPU_SIZES[-1]} GB: {memory.advice()}"
         print(f"\nFits on GPUs of {', '.join(fitting)}." if fitting else f"\n{none}")
+
+
+def print_frozen(memory: WorkerMemory, passes: float) -> None:
+    """Print what a worker leaves out of its `passes` over the records, and what it keeps instead."""
+    from tensorguard.cli.tables import print_facts
+
+    if memory.frozen is None:
+        return
+    records = f"for {memory.spec.dataset.unit.at_least:,} units with one record of the greatest length"
+    once = f"in all {passes:.3g} passes; one before the first step computes them"
+    layers = f"{memory.frozen.left_out} of {memory.frozen.blocks} layers"
+    print()
+    print_facts(
+        [("left out", layers, once), ("kept", size_text(memory.states), f"on the disk of each worker, {records}")],
+        "Frozen layers",
+    )
 
 
 def _parts(memory: WorkerMemory) -> Iterator[Row]:

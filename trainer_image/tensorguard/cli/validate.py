@@ -60,11 +60,14 @@ def _validate(arguments: argparse.Namespace) -> int:
         print(dump_manifest(loaded.completed, arguments.output), end="")
         return SUCCEEDED
 
+    from tensafe_api.resolve import keeps_states
     from tensorguard.cli.tables import print_facts
 
-    print_facts(_privacy(loaded.plan, calibrated=loaded.job.spec.privacy.noise_multiplier is None), "Privacy")
+    spec, plan = loaded.job.spec, loaded.plan
+    print_facts(_privacy(plan, calibrated=spec.privacy.noise_multiplier is None), "Privacy")
     print()
-    print_facts(_training(loaded.plan, evaluates=loaded.job.spec.evaluation is not None), "Training")
+    frozen = _frozen(min(spec.lora.layers), plan) if spec.lora.layers and keeps_states(spec, plan) else []
+    print_facts([*_training(plan, evaluates=spec.evaluation is not None), *frozen], "Training")
     print("\nThe manifest with all defaults:\n")
     print(dump_manifest(loaded.completed, "yaml"), end="")
     return SUCCEEDED
@@ -140,6 +143,15 @@ def _training(plan: Plan, *, evaluates: bool) -> list[Row]:
         ),
         ("workers", f"{plan.mechanism.workers:,}", "processes, of which each adds a share of the noise"),
     ]
+
+
+def _frozen(first: int, plan: Plan) -> list[Row]:
+    """The layers below the `first` one that is trained."""
+    if not first:
+        return []
+    layers = "layer 0" if first == 1 else f"layers 0 to {first - 1}"
+    once = f"computed once for each record, not {plan.passes:.3g} times, where no bit changes and the disk is enough"
+    return [("frozen", layers, once)]
 
 
 def _every(steps: int) -> str:

@@ -19,9 +19,9 @@ from torch import nn
 
 from tensafe_api.accounting import composition
 from tensafe_api.reasons import Reason
-from tensafe_api.resolve import Plan, learning_rate, resolve_job
+from tensafe_api.resolve import Plan, keeps_states, learning_rate, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_api.resources.numeric import parse_decimal
+from tensafe_api.resources.numeric import parse_decimal, parse_quantity
 from tensafe_api.statement.contents import SAMPLERS_UNPAID, digest
 from tensorguard.checkpoint.encryption import Identities, read_identities
 from tensorguard.checkpoint.store import CheckpointStore
@@ -63,6 +63,8 @@ class StepComponents:
         shard: the records of this rank, which are private, as is their number.
         evaluation: the tokenised evaluation set; None without one.
         form: makes the rows of micro-batches.
+        why_no_states: why the frozen layers are computed in every step although `training.frozenPrefix` is Auto; empty
+            where they are computed once, or where there are none.
         output_head: computes the losses without the logits; None where that is not possible.
         records_at_once: the number of records in a micro-batch: `training.microBatchSize`, or less where the gradients
             of so many are not bit-equal on this machine.
@@ -93,6 +95,7 @@ class StepComponents:
     evaluation: Shard | None
     private_metrics: PrivateMetrics | None
     form: Rows
+    why_no_states: str
     output_head: OutputHead | None
     sharding: BaseSharding | None
     identity: dict[str, str]
@@ -106,10 +109,10 @@ class StepComponents:
         return self.per_example_gradients.dimension
 
 
-LEAST_PASSES = 2.0
-"""Passes over the records of a shard from which it pays to compute their states in one more pass."""
 MOST_OF_DISK = 0.5
-"""The share of the free disk that the states of all ranks on it may take."""
+"""The share of the free disk, or of the disk that a worker requests, that the states of all ranks on it may take."""
+KEPT_OF_NODE = 0.15
+"""The share of a node's disk that is not free for states: the kubelet evicts pods where less than that is left."""
 
 T = TypeVar("T")
 OnAllRanks = Callable[[Callable[[], T]], T]
@@ -154,9 +157,7 @@ def set_up(
     loaded: _Loaded = on_all_ranks(lambda: _load(config, rank, device))
     (sharding,) = on_all_ranks(lambda: (_share_base(loaded, device),))
     head, gradients, at_once = on_all_ranks(lambda: _test_gradients(loaded, sharding, device))
-    form = loaded.form
-    if sharding is None:  # ranks that share a base pass its parts on in every pass
-        form = on_all_ranks(lambda: _with_states(loaded, gradients, at_once, config, device))
+    form, why_no_states = on_all_ranks(lambda: _with_states(loaded, gradients, at_once, config, device))
     job, plan, shard = loaded.job, loaded.plan, loaded.shard
     spec, mechanism = job.spec, plan.mechanism
     private_metrics = (
@@ -200,6 +201,7 @@ def set_up(
         evaluation=loaded.evaluation,
         private_metrics=private_metrics,
         form=form,
+        why_no_states=why_no_states,
         output_head=head,
         sharding=sharding,
         identity=loaded.identity,
@@ -302,28 +304,43 @@ def _test_gradients(
 
 def _with_states(
     loaded: _Loaded, gradients: PerExampleGradients, at_once: int, config: WorkerConfig, device: torch.device
-) -> Rows:
-    """The rows of the job, with the states of what is frozen where these save time, fit, and change no bit."""
-    spec, task, form, model = loaded.job.spec, loaded.task, loaded.form, loaded.model
-    passes = loaded.plan.steps * float(loaded.plan.mechanism.sample_rate)
-    if spec.training.frozen_prefix == "Off" or passes < LEAST_PASSES:
-        return form
+) -> tuple[Rows, str]:
+    """The rows of the job, with the states of what is frozen where these save time, fit, and change no bit.
+
+    Also returns why they are left out, if they would save time.
+    """
+    task, form, model = loaded.task, loaded.form, loaded.model
+    if not keeps_states(loaded.job.spec, loaded.plan):
+        return form, ""
     one = dummy_batches(task, form, rows=1, length=min(form.lengths), device=device)(0)
     place = find_first_trained_block(model, {name: each for name, each in one.items() if name != "labels"})
     if place is None:
-        return form
+        return form, ""
     prefix = FrozenPrefix(model, *place)
     rows = StateRows(form, prefix, device)
-    needed = rows.bytes_of(*(each for each in (loaded.shard, loaded.evaluation) if each is not None))
-    sharing = spec.cluster.ranks if config.place == "OneMachine" else spec.cluster.ranks_per_worker
-    if needed * sharing <= shutil.disk_usage(config.private_directory).free * MOST_OF_DISK:
+    why = ""
+    if rows.bytes_of(*filter(None, (loaded.shard, loaded.evaluation))) > _disk_for_states(loaded.job, config):
+        why = "their results would take more than half of the disk that is free for this worker"
+    else:
         batches = [dummy_batches(task, rows, rows=at_once, length=each, device=device)(0) for each in form.lengths]
         if all(states_change_nothing(model, gradients, batch) for batch in batches) and (
             _self_test(task, rows, loaded.plan, model, gradients, device, at_once).bit_equal
         ):
-            return rows
+            return rows, ""
+        why = "on this machine, a record's gradient would change with kept results"
     prefix.close()
-    return form
+    return form, why
+
+
+def _disk_for_states(job: TenSafeTrainingJob, config: WorkerConfig) -> float:
+    """The bytes of the disk that the states of one rank may take."""
+    cluster, disk = job.spec.cluster, shutil.disk_usage(config.private_directory)
+    if config.place == "OneMachine":
+        return disk.free * MOST_OF_DISK / cluster.ranks
+    free = disk.free - KEPT_OF_NODE * disk.total
+    if cluster.worker.ephemeral_storage is not None:
+        free = min(free, float(parse_quantity(cluster.worker.ephemeral_storage)))
+    return free * MOST_OF_DISK / cluster.ranks_per_worker
 
 
 def _self_test(

@@ -129,6 +129,7 @@ class Worker:
         self.components = components
         self._check_same_start()
         self._log_records_at_once()
+        self._log_why_no_states()
         run_on_all_ranks(self._channel, self._compute_states)
         acquisition = run_on_all_ranks(self._channel, self._acquire)
         acquisition = Acquisition.unpack(self._channel.all_gather(acquisition.pack())[0])
@@ -249,6 +250,12 @@ class Worker:
                 "change with its place among more"
             )
             self._write_record(Preparing(time.time(), what))
+
+    def _log_why_no_states(self) -> None:
+        """Log that a worker computes the frozen layers in every step, since it makes steps slower."""
+        reasons = self._channel.all_gather(self.components.why_no_states.encode())
+        if why := next(filter(None, reasons), b"").decode():
+            self._write_record(Preparing(time.time(), f"Computing the frozen layers in every step: {why}"))
 
     def _compute_states(self) -> bool:
         """Compute what is frozen for the records of this rank, once. Returns True, for `run_on_all_ranks`."""
