@@ -64,6 +64,8 @@ from tensorguard.training.step import PrivateStep
 from tensorguard.training.stop_signal import StopSignal
 
 SECONDS_BETWEEN_PROGRESS = 5.0
+_LONGEST_REASON = 100
+"""The size of a message with `StepComponents.why_no_states`, since all ranks send as many bytes."""
 
 
 def train(config: WorkerConfig, channel: Channel, device: torch.device, listener: Listener | None = None) -> None:
@@ -253,8 +255,8 @@ class Worker:
 
     def _log_why_no_states(self) -> None:
         """Log that a worker computes the frozen layers in every step, since it makes steps slower."""
-        reasons = self._channel.all_gather(self.components.why_no_states.encode())
-        if why := next(filter(None, reasons), b"").decode():
+        messages = self._channel.all_gather(self.components.why_no_states.encode().ljust(_LONGEST_REASON))
+        if why := max(messages).decode().strip():
             self._write_record(Preparing(time.time(), f"Computing the frozen layers in every step: {why}"))
 
     def _compute_states(self) -> bool:
