@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     labels = spec.model.num_labels
     assert labels is not None, "both jobs classify"
     adapter = minilm.Adapter(
-        spec.lora.rank, int(spec.lora.alpha), spec.lora.layers, train_a=spec.lora.variant == "Standard"
+        spec.lora.rank, int(spec.lora.alpha), spec.lora.layers or (), train_a=spec.lora.variant == "Standard"
     )
     frozen = min(adapter.layers)
     hidden = torch.cat([frozen_outputs(train_rows, frozen), frozen_outputs(eval_rows, frozen)])

@@ -33,6 +33,8 @@ MAX_GRID_BITS = 22
 
 DEFAULT_EXAMPLES_PER_UNIT = 8
 DEFAULT_EPOCHS = "3"
+HEAD_STEPS = 100
+"""Default number of steps where only the head is trained, each on all units: a step costs next to nothing then."""
 CARRIER_MAX = 2**31 - 1
 MAX_STEPS = 2**31 - 1
 PASSES_FOR_STATES = 2.0
@@ -137,14 +139,14 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
     """
     spec = job.spec
     at_least = spec.dataset.unit.at_least
-    batch = spec.training.expected_batch_size or max(1, min(512, at_least // 20))
+    batch = spec.training.expected_batch_size or _default_batch(spec)
     if batch > at_least:
         raise _problem(
             "spec.training.expectedBatchSize", f"{batch} is more than spec.dataset.unit.atLeast ({at_least}): lower it"
         )
     sample_rate = round_up(Decimal(batch) / Decimal(at_least), SAMPLE_RATE_DIGITS)
     steps_per_epoch = max(1, math.ceil(at_least / batch))
-    steps = spec.training.steps or math.ceil(Fraction(spec.training.epochs or DEFAULT_EPOCHS) * at_least / batch)
+    steps = spec.training.steps or _default_steps(spec, batch)
     if steps > MAX_STEPS:
         raise _problem(
             "spec.training.epochs", f"{spec.training.epochs} epochs are more than {MAX_STEPS} steps: lower it"
@@ -202,6 +204,17 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
             "raise it, or remove it to have it computed",
         )
     return _completed(job, plan), plan
+
+
+def _default_batch(spec: Spec) -> int:
+    at_least = spec.dataset.unit.at_least
+    return at_least if spec.head_only else max(1, min(512, at_least // 20))
+
+
+def _default_steps(spec: Spec, batch: int) -> int:
+    if spec.head_only and spec.training.epochs is None:
+        return HEAD_STEPS
+    return math.ceil(Fraction(spec.training.epochs or DEFAULT_EPOCHS) * spec.dataset.unit.at_least / batch)
 
 
 def keeps_states(spec: Spec, plan: Plan) -> bool:

@@ -158,6 +158,15 @@ class Spec(Block):
             id="DeltaBelowOneUnit",
         ),
         Rule(
+            f"!has(self.lora) || !has(self.lora.layers) || self.lora.layers.size() > 0 || "
+            f"self.model.task in [{', '.join(repr(name) for name in tasks.WITH_CLASSES)}]",
+            "lora.layers must not be empty for a task without classes, because then only the classifier is trained: "
+            "name layers, or remove it",
+            lambda spec: spec.lora.layers is None or len(spec.lora.layers) > 0 or spec.model.task in tasks.WITH_CLASSES,
+            ".lora.layers",
+            id="HeadOnlyNeedsClasses",
+        ),
+        Rule(
             "!has(self.training.expectedBatchSize) || self.training.expectedBatchSize <= self.dataset.unit.atLeast",
             "training.expectedBatchSize must be at most dataset.unit.atLeast, because it counts units: lower it",
             lambda spec: (
@@ -285,6 +294,11 @@ class Spec(Block):
         ),
         _in_suspension("retry"),
     )
+
+    @property
+    def head_only(self) -> bool:
+        """Whether only the classifier is trained: no layer gets factors."""
+        return self.lora.layers == ()
 
     @property
     def ranks_per_base(self) -> int:

@@ -148,8 +148,10 @@ class Lora(Block):
         description="Modules that get factors, or all-linear alone for all linear layers. Default: peft's choice "
         "for the model type; query and value of a vision transformer.",
     )
-    layers: Annotated[tuple[Count, ...], Field(max_length=512), Unique()] = Field(
-        (), description="Numbers of the transformer layers that get factors, from 0. Default: all layers."
+    layers: Annotated[tuple[Count, ...], Field(max_length=512), Unique()] | None = Field(
+        None,
+        description="Numbers of the transformer layers that get factors, from 0. An empty list: none, so that only the "
+        f"classifier of {_WITH} is trained. A text is then classified by the mean of its tokens. Default: all layers.",
     )
     modules_to_save: Annotated[tuple[OneLine, ...], Field(max_length=16), Unique()] = Field(
         (),
@@ -173,5 +175,17 @@ class Lora(Block):
             lambda lora: len(lora.target_modules) == 1 or "all-linear" not in lora.target_modules,
             ".targetModules",
             id="AllLinearAlone",
+        ),
+        Rule(
+            "!has(self.layers) || self.layers.size() > 0 || "
+            "((!has(self.targetModules) || self.targetModules.size() == 0) && "
+            "(!has(self.modulesToSave) || self.modulesToSave.size() == 0))",
+            "lora.layers must not be empty beside targetModules or modulesToSave, because then only the classifier is "
+            "trained: remove them, or name layers",
+            lambda lora: (
+                lora.layers is None or len(lora.layers) > 0 or not (lora.target_modules or lora.modules_to_save)
+            ),
+            ".layers",
+            id="HeadOnlyTrainsNothingElse",
         ),
     )

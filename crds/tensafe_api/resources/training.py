@@ -45,12 +45,13 @@ class Training(Block):
     steps: Positive | None = Field(
         None,
         description="Length in optimiser steps. At most one of epochs and steps may be set. Default: "
-        "computed from epochs.",
+        "computed from epochs; without both 100 where only the classifier is trained (lora.layers: []).",
     )
     expected_batch_size: Positive | None = Field(
         None,
         description="Mean number of units in a step. Each joins with probability expectedBatchSize / "
-        "unit.atLeast. Default: the smaller of 512 and unit.atLeast / 20.",
+        "unit.atLeast. Default: the smaller of 512 and unit.atLeast / 20; unit.atLeast where only the classifier "
+        "is trained (lora.layers: []).",
     )
     micro_batch_size: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(
         8,

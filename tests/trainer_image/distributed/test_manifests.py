@@ -46,6 +46,7 @@ def spec_of(config: TenSafeTrainingConfig, records: Any = RECORDS, *, evaluates:
         ({"target_modules": ["query"]}, "lora.targetModules", ("query",)),
         ({"lora_target_modules": "all-linear"}, "lora.targetModules", ("all-linear",)),
         ({"num_epochs": 2.5}, "training.epochs", "2.5"),
+        ({"train_head_only": True, "gradient_accumulation_steps": None}, "lora.layers", ()),
         ({"per_device_batch_size": 4}, "training.microBatchSize", 4),
         ({"per_device_batch_size": 4}, "training.expectedBatchSize", 16),
         ({"gradient_accumulation_steps": 3}, "training.expectedBatchSize", 30),

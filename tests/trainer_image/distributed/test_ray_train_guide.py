@@ -45,7 +45,7 @@ GUIDE: dict[type, dict[str, Any]] = {
         "lora_alpha": 16.0,
         "lora_dropout": 0.1,
         "target_modules": None,
-        "num_epochs": 3,
+        "num_epochs": None,  # 3
         "per_device_batch_size": 8,
         "gradient_accumulation_steps": 1,
         "learning_rate": 1e-4,

@@ -20,7 +20,7 @@ from tensafe_api.resources.numeric import parse_quantity
 if TYPE_CHECKING:
     from tensorguard.cli.job_loading import LoadedJob
     from tensorguard.cli.tables import Row
-    from tensorguard.models.memory import Device, FrozenBlocks, MemoryEstimate, MemoryModel
+    from tensorguard.models.memory import Device, LeftOut, MemoryEstimate, MemoryModel
     from tensorguard.models.source import ModelSource
 
 BUFFERS = 14 << 20
@@ -53,7 +53,7 @@ class WorkerMemory:
     Attributes:
         spec: of the job.
         available: bytes of the GPU, or of the worker on a CPU; None for a GPU of unknown size.
-        frozen: the blocks that it computes once for each record; None where there are none.
+        left_out: what it computes once for each record; None where that is nothing.
         remedies: changes with which it fits, each by itself, if it does not without. For a GPU of unknown size: with
             which it fits on the largest of `GPU_SIZES`.
     """
@@ -63,7 +63,7 @@ class WorkerMemory:
     precision: str
     estimate: MemoryEstimate
     available: int | None
-    frozen: FrozenBlocks | None = None
+    left_out: LeftOut | None = None
     remedies: tuple[Changes, ...] = ()
 
     @property
@@ -85,7 +85,7 @@ class WorkerMemory:
     def states(self) -> int:
         """Bytes of the disk for what the frozen blocks give: `atLeast` units with one record of full length each."""
         units = math.ceil(self.spec.dataset.unit.at_least / self.spec.cluster.workers)
-        return self.frozen.record_bytes * units if self.frozen else 0
+        return self.left_out.record_bytes * units if self.left_out else 0
 
     def figures(self) -> dict[str, object]:
         """The figures for a script, in bytes."""
@@ -109,7 +109,7 @@ class WorkerMemory:
             "fits": self.fits,
             "remedies": self.remedies,
             "host": self.host if self.device == "cuda" else None,
-            "frozenBlocks": self.frozen.left_out if self.frozen else 0,
+            "leftOut": self.left_out.what if self.left_out else None,
             "states": self.states,
         }
 
@@ -169,8 +169,8 @@ def worker_memory(loaded: LoadedJob, base_dir: Path, gpu_memory: int | None) -> 
     precision = precision_of(job, torch.device(device))
     source = resolve_model(spec.model.name, spec.model.revision)
     model = MemoryModel(spec, source, device, precision)
-    frozen = model.frozen_blocks() if keeps_states(spec, loaded.plan) else None
-    found = WorkerMemory(spec, device, precision, model.estimate(spec.training.micro_batch_size), available, frozen)
+    left_out = model.left_out() if keeps_states(spec, loaded.plan) else None
+    found = WorkerMemory(spec, device, precision, model.estimate(spec.training.micro_batch_size), available, left_out)
     limit = GPU_SIZES[-1] * 10**9 if available is None else available
     if found.needed <= limit:
         return found
@@ -288,14 +288,16 @@ def print_frozen(memory: WorkerMemory, passes: float) -> None:
     """Print what a worker leaves out of its `passes` over the records, and what it keeps instead."""
     from tensorguard.cli.tables import print_facts
 
-    if memory.frozen is None:
+    if memory.left_out is None:
         return
     records = f"for {memory.spec.dataset.unit.at_least:,} units with one record of the greatest length"
     once = f"in all {passes:.3g} passes; one before the first step computes them"
-    layers = f"{memory.frozen.left_out} of {memory.frozen.blocks} layers"
     print()
     print_facts(
-        [("left out", layers, once), ("kept", size_text(memory.states), f"on the disk of each worker, {records}")],
+        [
+            ("left out", memory.left_out.what, once),
+            ("kept", size_text(memory.states), f"on the disk of each worker, {records}"),
+        ],
         "Frozen layers",
     )
 

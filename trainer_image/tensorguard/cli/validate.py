@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tensorguard.cli.arguments import Subparsers, add_manifest_arguments
@@ -66,7 +67,7 @@ def _validate(arguments: argparse.Namespace) -> int:
     spec, plan = loaded.job.spec, loaded.plan
     print_facts(_privacy(plan, calibrated=spec.privacy.noise_multiplier is None), "Privacy")
     print()
-    frozen = _frozen(min(spec.lora.layers), plan) if spec.lora.layers and keeps_states(spec, plan) else []
+    frozen = _frozen(spec.lora.layers, plan) if keeps_states(spec, plan) else []
     print_facts([*_training(plan, evaluates=spec.evaluation is not None), *frozen], "Training")
     print("\nThe manifest with all defaults:\n")
     print(dump_manifest(loaded.completed, "yaml"), end="")
@@ -145,11 +146,12 @@ def _training(plan: Plan, *, evaluates: bool) -> list[Row]:
     ]
 
 
-def _frozen(first: int, plan: Plan) -> list[Row]:
-    """The layers below the `first` one that is trained."""
-    if not first:
+def _frozen(trained: Sequence[int] | None, plan: Plan) -> list[Row]:
+    """The layers below the first one that is trained."""
+    first = 0 if trained is None else min(trained, default=None)
+    if first == 0:
         return []
-    layers = "layer 0" if first == 1 else f"layers 0 to {first - 1}"
+    layers = "all layers" if first is None else "layer 0" if first == 1 else f"layers 0 to {first - 1}"
     once = f"computed once for each record, not {plan.passes:.3g} times, where no bit changes and the disk is enough"
     return [("frozen", layers, once)]
 

@@ -113,9 +113,11 @@ class TenSafeTrainingConfig(_Fields):
         lora_alpha: default 2 x lora_rank.
         lora_target_modules: names of layers, or "all-linear"; default: peft's choice for the model.
         target_modules: another name of lora_target_modules, as peft has it.
-        num_epochs: passes over unit_at_least units.
+        train_head_only: train the classifier alone, in steps on all unit_at_least units. A text is then classified by
+            the mean of its tokens. It takes seconds once the model has read the data.
+        num_epochs: passes over unit_at_least units; default 3, and 100 with train_head_only.
         per_device_batch_size: records that a worker processes at once; also a factor of the batch, as above.
-        gradient_accumulation_steps: the second factor of the batch.
+        gradient_accumulation_steps: the second factor of the batch; default 8. Refused with train_head_only.
         learning_rate: the peak of AdamW; default: by task, 2e-2 for classification and 5e-3 for CausalLM.
         weight_decay, warmup_ratio: of AdamW and its schedule.
         max_seq_length: in tokens; longer records are cut. Default for text: 512. Refused for images.
@@ -164,9 +166,10 @@ class TenSafeTrainingConfig(_Fields):
     lora_dropout: float = 0.05
     lora_target_modules: Sequence[str] | str | None = None
     target_modules: Sequence[str] | str | None = None
-    num_epochs: float = 3
+    train_head_only: bool = False
+    num_epochs: float | None = None
     per_device_batch_size: int = 8
-    gradient_accumulation_steps: int = 8
+    gradient_accumulation_steps: int | None = None
     learning_rate: float | None = None
     weight_decay: float = 0.01
     warmup_ratio: float = 0.03
@@ -229,6 +232,10 @@ class TenSafeTrainingConfig(_Fields):
                 f"tokenizer_name: a model is trained with its own tokenizer, not with {self.tokenizer_name!r}: leave "
                 "it out, or save that tokenizer in the model's folder"
             )
+        if self.train_head_only and self.gradient_accumulation_steps is not None:
+            raise ConfigurationError(
+                "gradient_accumulation_steps: with train_head_only each step takes all units: leave it out"
+            )
         if self.lora_target_modules is not None and self.target_modules is not None:
             raise ConfigurationError(
                 "target_modules: it is another name of lora_target_modules, and both are set: leave one out"
@@ -245,7 +252,7 @@ class TenSafeTrainingConfig(_Fields):
 
     def _check_choices(self) -> None:
         """Check the fields that have a few values, or a list of them."""
-        for name in ("gradient_checkpointing", "enable_audit_logging"):
+        for name in ("gradient_checkpointing", "enable_audit_logging", "train_head_only"):
             require_bool(name, getattr(self, name))
         require_choice("mixed_precision", self.mixed_precision, PRECISIONS)
         require_choice("private_metrics", self.private_metrics, (HIDDEN, INTERNAL))

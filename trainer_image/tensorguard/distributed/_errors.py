@@ -18,6 +18,7 @@ _FIELDS = {
     "model.task": "task",
     "model.numLabels": "num_labels",
     "model.labelNames": "label_names",
+    "lora.layers": "train_head_only",
     "lora.rank": "lora_rank",
     "lora.alpha": "lora_alpha",
     "lora.dropout": "lora_dropout",

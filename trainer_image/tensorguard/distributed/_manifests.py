@@ -24,6 +24,7 @@ from tensorguard.training.config import COUNTED_RECORDS_REMARK
 TRAIN_URI = "memory://train_dataset"
 EVAL_URI = "memory://eval_dataset"
 FP16_LOSS_SCALE = "1024"
+DEFAULT_MICRO_BATCHES = 8
 _MAX_NAME = 40
 
 
@@ -145,6 +146,7 @@ def _encryption(config: TenSafeTrainingConfig) -> dict[str, Any]:
 def _lora(config: TenSafeTrainingConfig) -> dict[str, Any]:
     targets = config.lora_target_modules if config.target_modules is None else config.target_modules
     return {
+        "layers": [] if config.train_head_only else None,
         "rank": _int(config, "lora_rank"),
         "alpha": _int(config, "lora_alpha"),
         "dropout": _decimal("lora_dropout", config.lora_dropout),
@@ -154,13 +156,10 @@ def _lora(config: TenSafeTrainingConfig) -> dict[str, Any]:
 
 def _training(config: TenSafeTrainingConfig) -> dict[str, Any]:
     rows = require_int("per_device_batch_size", config.per_device_batch_size)
-    micro_batches = require_int("gradient_accumulation_steps", config.gradient_accumulation_steps)
-    if micro_batches < 1:
-        raise ConfigurationError(f"gradient_accumulation_steps: must be at least 1, not {micro_batches}")
     precision = PRECISIONS[config.mixed_precision]
     return {
         "epochs": _decimal("num_epochs", config.num_epochs),
-        "expectedBatchSize": rows * micro_batches * require_int("num_workers", config.num_workers),
+        "expectedBatchSize": None if config.train_head_only else rows * _micro_batches(config),
         "microBatchSize": rows,
         "learningRate": _decimal("learning_rate", config.learning_rate),
         "weightDecay": _decimal("weight_decay", config.weight_decay),
@@ -170,6 +169,14 @@ def _training(config: TenSafeTrainingConfig) -> dict[str, Any]:
         "lossScale": FP16_LOSS_SCALE if precision == "fp16" else None,
         "gradientCheckpointing": config.gradient_checkpointing,
     }
+
+
+def _micro_batches(config: TenSafeTrainingConfig) -> int:
+    """The micro-batches of all workers in a step."""
+    own = DEFAULT_MICRO_BATCHES if config.gradient_accumulation_steps is None else config.gradient_accumulation_steps
+    if require_int("gradient_accumulation_steps", own) < 1:
+        raise ConfigurationError(f"gradient_accumulation_steps: must be at least 1, not {own}")
+    return own * require_int("num_workers", config.num_workers)
 
 
 def _privacy(config: TenSafeTrainingConfig) -> dict[str, Any]:

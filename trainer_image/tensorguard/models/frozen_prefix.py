@@ -1,14 +1,14 @@
-"""Starts a model's passes at the first block that is trained: what is below depends on nothing but the record.
+"""Starts a model's passes where it is trained first: what comes before depends on nothing but the record.
 
-In: a model whose lower blocks are frozen, and the shard of a worker. Out: `Rows` whose micro-batches hold, beside what
-the model reads, the *states* of their records: the hidden states that enter the first trained block. A pass over such
-a micro-batch computes the embeddings, masks and positions as before, leaves out the blocks below, and hands the states
-to that block.
+In: a model of which only the upper blocks are trained, or only the head, and the shard of a worker. Out: `Rows` whose
+micro-batches hold the *states* of their records: what enters the first trained block, or the head. A pass over such a
+micro-batch leaves out what is frozen before it. Before a block it computes embeddings, masks and positions as before.
+Before the head it computes nothing, and the micro-batch holds the states alone.
 
 A state is computed once, in the shape in which a step would compute it: the record's bucket, and as many records at
-once. No slot and no neighbour changes its bits (`self_test`), and `check` compares gradients with and without states,
-in every bit. States are private, as records are. Their file has no name once it is open, so nothing of it outlives the
-process.
+once. No slot and no neighbour changes its bits (`self_test`), and `states_change_nothing` compares gradients with and
+without states, in every bit. States are private, as records are. Their file has no name once it is open, so nothing of
+it outlives the process.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from transformers.modeling_outputs import TokenClassifierOutput
 
 from tensorguard.data.batches import MicroBatch
 from tensorguard.data.rows import Rows
@@ -41,30 +42,37 @@ class _ReachedError(Exception):
 
 
 class FrozenPrefix:
-    """The blocks of a model below the first one that is trained."""
+    """What a model computes before the first module that is trained.
 
-    def __init__(self, model: nn.Module, container: str, first: int) -> None:
+    Attributes:
+        left_out: what a pass with states leaves out, such as "4 of 6 layers".
+        needs_inputs: whether a pass needs what the model reads beside the states.
+    """
+
+    left_out: str
+    needs_inputs: bool
+
+    def __init__(self, model: nn.Module, entered: nn.Module) -> None:
+        """Args:
+        entered: the first module that is trained, or has a part that is.
+        """
         self._model = model
         self._states: torch.Tensor | None = None
         self._captured: torch.Tensor | None = None
         self._capturing = False
-        blocks = model.get_submodule(container)
-        assert isinstance(blocks, nn.ModuleList)
         self._hooks = [
             model.register_forward_pre_hook(self._take_states, with_kwargs=True),
-            blocks[first].register_forward_pre_hook(self._enter, with_kwargs=True),
+            entered.register_forward_pre_hook(self._enter, with_kwargs=True),
         ]
-        self._skipped = list(blocks)[:first]
-        for block in self._skipped:
-            vars(block)["forward"] = _skipping(self, block.forward)
+        self._replaced: list[nn.Module] = []
 
     @property
     def is_left_out(self) -> bool:
-        """Whether the present pass has states, so that the blocks below compute nothing."""
+        """Whether the present pass has states."""
         return self._states is not None
 
     def compute(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The states of a micro-batch, [m, positions, width], from what the model reads."""
+        """The states of a micro-batch, [m, positions, width] or [m, width], from what the model reads."""
         self._capturing = True
         try:
             with torch.no_grad():
@@ -78,24 +86,65 @@ class FrozenPrefix:
         return captured
 
     def close(self) -> None:
-        """Let the model compute all blocks again."""
+        """Let the model compute everything again."""
         for hook in self._hooks:
             hook.remove()
-        for block in self._skipped:
-            del vars(block)["forward"]
+        for module in self._replaced:
+            del vars(module)["forward"]
+
+    def _replace(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        """Let `module` compute `forward`. The attribute hides the method of the class until it is removed."""
+        vars(module)["forward"] = forward
+        self._replaced.append(module)
 
     def _take_states(self, _model: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         # They stay until the next pass: with gradient checkpointing, the backward pass computes the block again.
         self._states = kwargs.pop(STATES, None)
         return args, kwargs
 
-    def _enter(self, _block: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    def _enter(self, _module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         if self._capturing:
             self._captured = args[0] if args else kwargs["hidden_states"]
             raise _ReachedError
         if self._states is None:
             return None
         return ((self._states, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": self._states})
+
+
+class FrozenBlocks(FrozenPrefix):
+    """The blocks of a model below the first one that is trained."""
+
+    needs_inputs = True
+
+    def __init__(self, model: nn.Module, container: str, first: int) -> None:
+        """Args:
+        container: the name of the list of blocks.
+        first: the number of the first block that is trained.
+        """
+        blocks = model.get_submodule(container)
+        assert isinstance(blocks, nn.ModuleList)
+        super().__init__(model, blocks[first])
+        self.left_out = f"{first} of {len(blocks)} layers"
+        for block in list(blocks)[:first]:
+            self._replace(block, _skipping(self, block.forward))
+
+
+class FrozenBody(FrozenPrefix):
+    """All of a model but its head, a linear layer that gives the logits."""
+
+    left_out = "all layers"
+    needs_inputs = False
+
+    def __init__(self, model: nn.Module, head: nn.Module) -> None:
+        super().__init__(model, head)
+        forward = model.forward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not self.is_left_out:
+                return forward(*args, **kwargs)
+            return TokenClassifierOutput(logits=head(self._states))
+
+        self._replace(model, run)
 
 
 def _skipping(prefix: FrozenPrefix, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,11 +167,8 @@ def _single(output: Any) -> Any:
     return output[0] if isinstance(output, tuple) and all(each is None for each in output[1:]) else output
 
 
-def find_first_trained_block(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> tuple[str, int] | None:
-    """The list of blocks and the number of the first one that is trained, or None where nothing can be left out.
-
-    All trained parameters are in or behind that block; the blocks before it each run once, in their order, and hand one
-    tensor to the next.
+def find_frozen_prefix(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> FrozenPrefix | None:
+    """What `model` can leave out before the first module that is trained; None where that is nothing.
 
     Args:
         inputs: what the model reads, for a pass that is observed.
@@ -131,10 +177,29 @@ def find_first_trained_block(model: nn.Module, inputs: Mapping[str, torch.Tensor
     lists = {name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     matches = (_BLOCK.match(name) for name in trained)
     inside = [(match[1], int(match[2])) for match in matches if match and match[1] in lists]
-    if len({name for name, _ in inside}) != 1:
-        return None
+    if not inside:
+        return _find_body(model, trained, inputs)
     container, first = min(inside)
-    return (container, first) if first and _runs_in_order(model, container, first, trained, inputs) else None
+    one_list = len({name for name, _ in inside}) == 1
+    if one_list and first and _runs_in_order(model, container, first, trained, inputs):
+        return FrozenBlocks(model, container, first)
+    return None
+
+
+def _find_body(model: nn.Module, trained: Sequence[str], inputs: Mapping[str, torch.Tensor]) -> FrozenBody | None:
+    """All but the head, if this is one linear layer that runs once, and whose output is the model's."""
+    owners = {model.get_submodule(name.rpartition(".")[0]) for name in trained}
+    (head,) = owners if len(owners) == 1 else (None,)
+    if type(head) is not nn.Linear:
+        return None
+    outputs: list[Any] = []
+    hook = head.register_forward_hook(lambda _head, _args, output: outputs.append(output))
+    try:
+        with torch.no_grad(), record_seeds(model, [0] * len(next(iter(inputs.values())))):
+            logits = model(**inputs).logits
+    finally:
+        hook.remove()
+    return FrozenBody(model, head) if len(outputs) == 1 and logits is outputs[0] else None
 
 
 def _runs_in_order(
@@ -189,7 +254,7 @@ class StateRows(Rows):
         return self.without_states.lengths
 
     def build(self, shard: Shard, records: Sequence[int], size: int, length: int) -> dict[str, torch.Tensor]:
-        inputs = self.without_states.build(shard, records, size, length)
+        inputs = self.without_states.build(shard, records, size, length) if self._prefix.needs_inputs else {}
         return {**inputs, STATES: self._stored[shard].rows(records, size, length)}
 
     def dummies(self, rows: int, length: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -197,16 +262,14 @@ class StateRows(Rows):
         inputs = self.without_states.dummies(rows, length, generator)
         states = self._prefix.compute({name: each.to(self._device) for name, each in inputs.items()}).cpu()
         mask = inputs.get("attention_mask")
-        return {**inputs, STATES: states if mask is None else states * mask.unsqueeze(-1).to(states.dtype)}
+        if mask is not None and states.dim() == 3:
+            states = states * mask.unsqueeze(-1).to(states.dtype)
+        return {**inputs, STATES: states}
 
     def bytes_of(self, *shards: Shard) -> int:
         """The size of the states of these shards together."""
-        one = self.dummies(1, self.lengths[-1], torch.Generator().manual_seed(0))[STATES][0]
-        positions = 0
-        for shard in shards:
-            starts = shard.token_starts()
-            positions += int(starts[-1]) if starts is not None else shard.number_of_records * one.shape[0]
-        return positions * one.shape[1] * one.dtype.itemsize
+        one = self.dummies(1, self.lengths[-1], torch.Generator().manual_seed(0))[STATES]
+        return sum(int(_starts(shard, one)[-1]) for shard in shards) * one.shape[-1] * one.dtype.itemsize
 
     def fill(
         self,
@@ -229,30 +292,42 @@ class StateRows(Rows):
             progress(len(batch.units))
 
 
+def _starts(shard: Shard, states: torch.Tensor) -> np.ndarray:
+    """Where the states of each record of `shard` begin in its file, and where the last ones end, in positions.
+
+    A record has as many positions as tokens, if its states have positions: [m, positions, width].
+    """
+    tokens = shard.token_starts() if states.dim() == 3 else None
+    positions = states.shape[1] if states.dim() == 3 else 1
+    return np.arange(shard.number_of_records + 1) * positions if tokens is None else tokens
+
+
 class _StoredStates:
     """The states of a shard's records in a mapped file, one after the other, without those of padding."""
 
     def __init__(self, shard: Shard, folder: Path) -> None:
         self._folder = folder
-        self._records = shard.number_of_records
-        self._token_starts = shard.token_starts()
+        self._shard = shard
         self._starts = np.zeros(1, np.int64)
         self._file = torch.empty(0)
-        self._positions = 0
+        self._shape: tuple[int, ...] = ()
+        """Of the states of a record, without those of padding where they have positions of tokens."""
 
     def keep(self, records: Sequence[int], states: torch.Tensor) -> None:
-        if not self._positions:
-            self._positions = states.shape[1]
-            starts = self._token_starts
-            self._starts = np.arange(self._records + 1) * self._positions if starts is None else starts
-            self._file = _mapped(self._folder, int(self._starts[-1]), states.shape[2], states.dtype)
-        for record, own in zip(records, states):
+        if not self._shape:
+            self._shape = tuple(states.shape[1:])
+            self._starts = _starts(self._shard, states)
+            self._file = _mapped(self._folder, int(self._starts[-1]), states.shape[-1], states.dtype)
+        for record, own in zip(records, states.reshape(len(states), -1, states.shape[-1])):
             start, end = self._starts[record], self._starts[record + 1]
             self._file[start:end] = own[: end - start]
 
     def rows(self, records: Sequence[int], size: int, length: int) -> torch.Tensor:
-        positions = self._positions if self._token_starts is None else length
-        states = torch.zeros(size, positions, self._file.shape[-1], dtype=self._file.dtype)
+        by_token = len(self._shape) == 2 and self._shard.token_starts() is not None
+        states = torch.zeros(size, *((length, *self._shape[1:]) if by_token else self._shape), dtype=self._file.dtype)
+        if not by_token:
+            states[: len(records)] = self._file.view(-1, *self._shape)[list(records)]
+            return states
         for row, record in zip(states, records):
             start, end = self._starts[record], self._starts[record + 1]
             row[: end - start] = self._file[start:end]

@@ -163,6 +163,7 @@ def prepare_base(
     if getattr(text, "pad_token_id", pad_token_id) is None:  # the config of a vision model has no such field
         text.pad_token_id = pad_token_id
     heads = [name for name, _ in model.named_children() if name.endswith(task.heads)]
+    task.prepare(model)
     trained = tuple(dict.fromkeys([*fresh, *heads]))
     if quantization is not None:  # before the move, so that the whole weights need no memory of the device
         quantize(model, quantization, resolve_modules_to_save(model, modules_to_save, trained))

@@ -16,6 +16,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from peft.utils import ModulesToSaveWrapper
+from peft.utils.constants import DUMMY_TARGET_MODULES
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -38,7 +39,7 @@ def attach_lora(
     dropout: float,
     init_seed: int,
     target_modules: Sequence[str] | None = None,
-    layers: Sequence[int] = (),
+    layers: Sequence[int] | None = None,
     modules_to_save: Sequence[str] = (),
     variant: Literal["Standard", "FrozenA"] = "Standard",
 ) -> PeftModel:
@@ -48,16 +49,16 @@ def attach_lora(
     needs `record_seeds`. Raises LoraTargetError or UnsupportedModelError, each with one sentence.
     """
     saved = resolve_modules_to_save(base.model, modules_to_save, base.fresh)
-    targets = resolve_targets(base.model, target_modules, layers, saved)
+    targets = resolve_targets(base.model, target_modules, layers, saved) if layers != () else []
     modules = dict(base.model.named_modules())
     config = LoraConfig(
         task_type=base.task.peft_type,
         r=rank,
         lora_alpha=alpha,
         lora_dropout=dropout,
-        target_modules=targets,
+        target_modules=targets or DUMMY_TARGET_MODULES,
         modules_to_save=list(saved) or None,  # a copy, because peft appends its own names of a head
-        fan_in_fan_out=all(isinstance(modules[name], Conv1D) for name in targets),
+        fan_in_fan_out=bool(targets) and all(isinstance(modules[name], Conv1D) for name in targets),
     )
     with seeded(init_seed), warnings.catch_warnings():
         # If a model has both kinds of layer, peft corrects `fan_in_fan_out` for each and warns.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from peft import PeftModel
@@ -25,7 +25,7 @@ from tensorguard.data.rows import TokenRows
 from tensorguard.models.allocations import Allocations, FollowsOnly, FusedAttention
 from tensorguard.models.batch_losses import forward_logits, record_loss
 from tensorguard.models.dropout import record_seeds
-from tensorguard.models.frozen_prefix import FrozenPrefix, find_first_trained_block
+from tensorguard.models.frozen_prefix import find_frozen_prefix
 from tensorguard.models.load import checkpoint_activations, load_without_weights
 from tensorguard.models.lora import adapter_parameters, attach_lora_of, trainable_parameters
 from tensorguard.models.output_head import OutputHead, frozen_output_layer, replaced
@@ -85,17 +85,15 @@ class MemoryEstimate:
 
 
 @dataclass(frozen=True)
-class FrozenBlocks:
+class LeftOut:
     """What a worker leaves out of its steps, because it is frozen (`frozen_prefix`).
 
     Attributes:
-        left_out: the number of blocks below the first one that is trained.
-        blocks: the number of all blocks.
+        what: such as "4 of 6 layers".
         record_bytes: the size of the states of one record of the greatest length.
     """
 
-    left_out: int
-    blocks: int
+    what: str
     record_bytes: int
 
 
@@ -170,18 +168,15 @@ class MemoryModel:
             dimension=dimension,
         )
 
-    def frozen_blocks(self) -> FrozenBlocks | None:
-        """The frozen blocks that a worker computes once for each record, if it may; None where there are none."""
+    def left_out(self) -> LeftOut | None:
+        """What a worker computes once for each record, if it may; None where that is nothing."""
         inputs = {name: each for name, each in self._batch(1, max(self._form.lengths)).items() if name != "labels"}
-        place = find_first_trained_block(self._model, inputs)
-        if place is None:
+        prefix = find_frozen_prefix(self._model, inputs)
+        if prefix is None:
             return None
-        prefix = FrozenPrefix(self._model, *place)
         states = prefix.compute(inputs)
         prefix.close()
-        container, first = place
-        blocks: Any = self._model.get_submodule(container)
-        return FrozenBlocks(first, len(blocks), states.nbytes)
+        return LeftOut(prefix.left_out, states.nbytes)
 
     def _pass(self, batch: Batch) -> int:
         """The peak of one forward and backward pass in bytes, without the weights and with the rows of gradients."""

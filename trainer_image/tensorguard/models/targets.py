@@ -41,12 +41,12 @@ class LoraTargetError(ValueError):
 
 
 def resolve_targets(
-    model: PreTrainedModel, names: Sequence[str] | None, layers: Sequence[int], excluded: Sequence[str]
+    model: PreTrainedModel, names: Sequence[str] | None, layers: Sequence[int] | None, excluded: Sequence[str]
 ) -> list[str]:
     """Full names of the layers to adapt.
 
     `names`: as the user wrote them (the ends of module names), `[all-linear]`, or None or empty for peft's default for
-    this model. `layers`: layer numbers, empty for all. `excluded`: modules that are trained in full and get no LoRA.
+    this model. `layers`: layer numbers, None for all. `excluded`: modules that are trained in full and get no LoRA.
     """
     found = _all_linear(model) if list(names or ()) == [ALL_LINEAR] else _named(model, names or _default(model))
     found = [name for name in found if not _inside(name, excluded)]

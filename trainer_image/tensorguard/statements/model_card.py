@@ -7,7 +7,7 @@ keeps its text when it saves one there. A fact that is not known, such as a lice
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,10 +42,13 @@ class BaseModel:
     license: Mapping[str, str] | None = None
 
 
-def render_model_card(raw: Mapping[str, Any], base: BaseModel, *, encrypted: bool = False) -> str:
+def render_model_card(
+    raw: Mapping[str, Any], base: BaseModel, use: Sequence[str] = (), *, encrypted: bool = False
+) -> str:
     """The model card of the adapter that the statement `raw` is about.
 
     Args:
+        use: Python that tries the loaded model.
         encrypted: whether the weights beside the card are encrypted.
 
     Raises:
@@ -89,6 +92,7 @@ def render_model_card(raw: Mapping[str, Any], base: BaseModel, *, encrypted: boo
         statement=document,
         sentence=claim_sentence(document),
         base=base,
+        use=[Markup(line) for line in use],
         encrypted=encrypted,
         licence=licence.get("license_name") or licence.get("license"),
         verify=Markup(VERIFY),

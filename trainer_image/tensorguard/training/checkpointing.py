@@ -9,7 +9,7 @@ rollback of either shows in the other.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,7 @@ class Checkpointer:
 
     Attributes:
         statement_inputs: from (ledger, step, the adapter's digest), what the statement is computed from.
+        use: Python for the model card that tries the trained model (`Task.example_lines`).
         keep: how many checkpoints that are not final are kept.
         acquired_as: attempt and incarnation of the writer.
         signing_key: signs the checkpoints; None: they are not signed.
@@ -65,6 +66,7 @@ class Checkpointer:
     statement_inputs: Callable[[LedgerState, int, str], StatementInputs]
     keep: int
     acquired_as: tuple[int, int]
+    use: Sequence[str] = ()
     signing_key: SigningKey | None = None
     recipients: Recipients | None = None
 
@@ -102,7 +104,7 @@ class Checkpointer:
             TRAINER_STATE: trainer_state.dump(),
             STATEMENT_FILE: statement,
             STATEMENT_PAGE: render_markdown(document).encode(),
-            MODEL_CARD: model_card(document, self.source, encrypted=self.recipients is not None).encode(),
+            MODEL_CARD: model_card(document, self.source, self.use, encrypted=self.recipients is not None).encode(),
         }
         stored = files if self.recipients is None else self.recipients.encrypt(files)
         name = FINAL if final else f"{_STEP}{step:06d}-a{state.attempt}i{state.incarnation}"
@@ -137,10 +139,13 @@ class Checkpointer:
             self.store.remove(name)
 
 
-def model_card(document: Mapping[str, Any], source: ModelSource, *, encrypted: bool = False) -> str:
+def model_card(
+    document: Mapping[str, Any], source: ModelSource, use: Sequence[str] = (), *, encrypted: bool = False
+) -> str:
     """The model card of an adapter from its statement, and from what is known of its base model."""
     hub_id = source.name if source.is_hub else None
-    return render_model_card(document, BaseModel(source.name, hub_id, base_license(source)), encrypted=encrypted)
+    base = BaseModel(source.name, hub_id, base_license(source))
+    return render_model_card(document, base, use, encrypted=encrypted)
 
 
 def checkpoint_name(published: PublishedCheckpoint) -> str:

@@ -32,7 +32,7 @@ from tensorguard.models.adapter import load_adapter_state
 from tensorguard.models.batch_losses import record_loss
 from tensorguard.models.bit_equality import find_bit_equal_shape
 from tensorguard.models.deferred_model import DeferredModel
-from tensorguard.models.frozen_prefix import FrozenPrefix, StateRows, find_first_trained_block
+from tensorguard.models.frozen_prefix import StateRows, find_frozen_prefix
 from tensorguard.models.lora import trainable_parameters
 from tensorguard.models.output_head import OutputHead, find_output_head
 from tensorguard.models.positions import check_length
@@ -313,10 +313,9 @@ def _with_states(
     if not keeps_states(loaded.job.spec, loaded.plan):
         return form, ""
     one = dummy_batches(task, form, rows=1, length=min(form.lengths), device=device)(0)
-    place = find_first_trained_block(model, {name: each for name, each in one.items() if name != "labels"})
-    if place is None:
+    prefix = find_frozen_prefix(model, {name: each for name, each in one.items() if name != "labels"})
+    if prefix is None:
         return form, ""
-    prefix = FrozenPrefix(model, *place)
     rows = StateRows(form, prefix, device)
     why = ""
     if rows.bytes_of(*filter(None, (loaded.shard, loaded.evaluation))) > _disk_for_states(loaded.job, config):

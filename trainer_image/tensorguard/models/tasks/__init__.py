@@ -40,7 +40,8 @@ def task_named(name: str, *, labels: int = 0, label_names: tuple[str, ...] = ())
 def task_of(spec: Spec) -> Task:
     """The task of a job."""
     model = spec.model
-    return task_named(model.task, labels=model.num_labels or 0, label_names=model.label_names)
+    task = task_named(model.task, labels=model.num_labels or 0, label_names=model.label_names)
+    return task.of_head() if spec.head_only else task
 
 
 def tokeniser_of(spec: Spec, source: ModelSource) -> Tokeniser:

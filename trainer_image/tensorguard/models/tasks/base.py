@@ -26,6 +26,7 @@ from tensorguard.data.tokenise import Encode, Tokeniser
 if TYPE_CHECKING:
     import torch
     from peft import PeftModel
+    from transformers import PreTrainedModel
 
     from tensafe_api.resources.model import Model
     from tensorguard.data.rows import Rows
@@ -65,6 +66,13 @@ class Task(ABC):
     def name(self) -> str:
         """The value of `model.task`."""
         return self.contract.name
+
+    def of_head(self) -> Task:
+        """The task where nothing but the head is trained, so that the head may as well read something else."""
+        return self
+
+    def prepare(self, model: PreTrainedModel) -> None:  # noqa: B027  # most tasks change nothing
+        """Change the loaded model, before its adapter is attached."""
 
     def load_processor(self, source: ModelSource, model: Model) -> Any:
         """What the model's files say about its inputs: its tokenizer. The weights are not read."""
