@@ -38,7 +38,7 @@ optional_fields = {
     "spec.model.chatTemplate": st.text(min_size=1, max_size=60),
     "spec.lora.dropout": st.sampled_from(["0", "0.5", "1e-3"]),
     "spec.lora.targetModules": st.lists(words, unique=True, max_size=4),
-    "spec.lora.layers": st.lists(st.integers(0, 80), unique=True, max_size=4),
+    "spec.lora.layers": st.lists(st.integers(0, 80), unique=True, min_size=1, max_size=4),
     "spec.dataset.unit": users | examples,
     "spec.dataset.lineage": words,
     "spec.dataset.columns": st.fixed_dictionaries({"messages": words}, optional={"tools": words}),
