@@ -51,11 +51,26 @@ def sst2(split: str) -> Examples:
     Raises:
         CorpusMissing: the file does not exist.
     """
-    path = data_root() / "sst2" / f"{split}.tsv"
+    return _labelled("sst2", split)
+
+
+def _labelled(folder: str, split: str) -> Examples:
+    path = data_root() / folder / f"{split}.tsv"
     if not path.is_file():
-        raise CorpusMissing(f"{path} does not exist: put SST-2 in a folder sst2/ and name its parent in TENSAFE_DATA.")
+        raise CorpusMissing(
+            f"{path} does not exist: put SST-2 in a folder {folder}/ and name its parent in TENSAFE_DATA."
+        )
     rows = [line.rsplit("\t", 1) for line in path.read_text(encoding="utf-8").splitlines() if line]
     return Examples(tuple(text for text, _ in rows), tuple(int(label) for _, label in rows))
+
+
+def glue_sst2(split: str) -> Examples:
+    """SST-2 as GLUE has it: ``train`` (67,349 phrases and sentences) or ``dev`` (872 sentences).
+
+    Raises:
+        CorpusMissing: the file does not exist.
+    """
+    return _labelled("glue-sst2", split)
 
 
 def e2e(name: str) -> list[tuple[str, str]]:

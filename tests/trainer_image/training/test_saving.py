@@ -70,7 +70,9 @@ class Saving:
         monkeypatch.setattr(
             checkpointing,
             "model_card",
-            lambda document, source, encrypted: f"{'encrypted ' * encrypted}card of {document['made of']} and {source}",
+            lambda document, source, use, encrypted: (
+                f"{'encrypted ' * encrypted}card of {document['made of']} and {source}"
+            ),
         )
         monkeypatch.setattr(
             checkpointing, "check_checkpoints", lambda store, ledger: self.checked.append((store, ledger))

@@ -73,6 +73,9 @@ class Steps:
         self.closed = True
 
 
+TASK = SimpleNamespace(example_lines=lambda: ("print(1)",))
+
+
 class Setting:
     """A worker in a job of nine steps: a checkpoint every three, an evaluation every four."""
 
@@ -100,7 +103,7 @@ class Setting:
         monkeypatch.setattr(worker_module, "use_deterministic_kernels", lambda: None)
         monkeypatch.setattr(worker_module, "Checkpointer", self._checkpointer)
         monkeypatch.setattr(worker_module, "evaluate_on_all_ranks", self._evaluate)
-        monkeypatch.setattr(worker_module, "task_of", lambda spec: "task" if spec is self.spec else None)
+        monkeypatch.setattr(worker_module, "task_of", lambda spec: TASK if spec is self.spec else None)
         self.worker = Worker(config, channel, torch.device("cpu"), self.heard.append)
         self.worker._acquired_as = (3, 1)
         steps: Any = self.steps
@@ -249,7 +252,7 @@ def test_public_evaluation_is_logged_and_shown_in_the_ledger(private_metrics: bo
     assert tuple(call[name] for name in ("shard", "model", "task", "batch_size", "form", "head", "aggregator")) == (
         "shard",
         "model",
-        "task",
+        TASK,
         16,
         "form",
         "head",
@@ -356,3 +359,15 @@ def test_evaluation_follows_the_plan_of_its_own(at: Setting) -> None:
 
 def replace_plan(plan: Any, **changes: Any) -> Any:
     return SimpleNamespace(**{**vars(plan), **changes})
+
+
+@pytest.mark.parametrize("others", [(b"", b""), (b"", b"the disk is full")], ids=["none", "another-rank"])
+def test_why_any_rank_computes_the_frozen_layers_in_every_step_is_logged(
+    others: tuple[bytes, ...], at: Setting
+) -> None:
+    channel: Any = SimpleNamespace(all_gather=lambda own: [own, *(each.ljust(len(own)) for each in others)])
+    at.worker._channel = channel
+    at.components.why_no_states = ""
+    at.worker._log_why_no_states()
+    shown = [record.what for record in at.recorded(Preparing)]
+    assert shown == [f"Computing the frozen layers in every step: {each.decode()}" for each in others if each]

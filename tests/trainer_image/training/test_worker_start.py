@@ -46,6 +46,7 @@ class Start:
                 )
             ),
             records_at_once=16,
+            why_no_states="",
             form="form",
             learning_rate="rate",
             store="store",
