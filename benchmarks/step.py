@@ -61,6 +61,8 @@ def main() -> int:
         rounds.append(found)
         print(f"round {number + 1}: " + ", ".join(f"{name} {cost.seconds:.3f} s" for name, cost in found.items()))
     print("\n".join(table(rounds)), flush=True)
+    fills = [found["tensafe-private"].fill_seconds / found["tensafe-private"].seconds for found in rounds]
+    print(f"computing the frozen layers once takes as long as {spread(fills, '.2f')} private steps")
     masked, unmasked = tensafe_step.overhead(options.micro_batch, 2 * options.repeats)
     change = masked / unmasked - 1
     print(f"two workers: {masked:.3f} s with masks and verification, {unmasked:.3f} s without: {change:+.1%}")

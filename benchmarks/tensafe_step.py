@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -36,6 +37,7 @@ from tensorguard.aggregation.keys import PairKey
 from tensorguard.aggregation.masks import pairwise_mask
 from tensorguard.models.batch_losses import record_loss
 from tensorguard.models.bit_equality import find_bit_equal_shape
+from tensorguard.models.frozen_prefix import StateRows
 from tensorguard.models.self_test import SelfTest
 from tensorguard.models.tasks import task_of
 from tensorguard.training import setup as training_setup
@@ -85,8 +87,12 @@ def _without_privacy(parts: StepComponents, micro_batch: int) -> Callable[[int],
 def measure_here(variant: str, micro_batch: int, repeats: int, threads: int) -> StepCost:
     """Measure one variant in this process, after one step of warm-up."""
     loaded: list[float] = []
+    filled: list[float] = []
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as running:
-        with mock.patch.object(training_setup, "find_bit_equal_shape", _recording_memory(loaded)):
+        with (
+            mock.patch.object(training_setup, "find_bit_equal_shape", _recording_memory(loaded)),
+            mock.patch.object(StateRows, "fill", _recording_time(StateRows.fill, filled)),
+        ):
             started = _started_worker(Path(scratch) / "job", full_length_rows(), 1, 0, threads, micro_batch)
             worker = running.enter_context(started)
         torch.set_num_threads(threads)
@@ -100,7 +106,19 @@ def measure_here(variant: str, micro_batch: int, repeats: int, threads: int) -> 
             begun = time.perf_counter()
             step(number)
             seconds.append(time.perf_counter() - begun)
-        return StepCost(f"tensafe-{variant}", statistics.median(seconds), memory.peak_mib() - loaded[0])
+        peak = memory.peak_mib() - loaded[0]
+        return StepCost(f"tensafe-{variant}", statistics.median(seconds), peak, sum(filled))
+
+
+def _recording_time(call: Callable[..., None], found: list[float]) -> Callable[..., None]:
+    """Wrap a function to record the seconds that it takes."""
+
+    def recording(*args: Any) -> None:
+        begun = time.perf_counter()
+        call(*args)
+        found.append(time.perf_counter() - begun)
+
+    return recording
 
 
 def _recording_memory(found: list[float]) -> Callable[..., int]:

@@ -31,6 +31,7 @@ class Size:
         batch: records of a step.
         rank: of the LoRA factors on all linear layers.
         high_rank: with it, the factors have about 40 million numbers in the full model.
+        adapted: the layers with LoRA factors; None: all of them.
         quantization: of the frozen weights.
         checkpointing: whether each layer is computed again in the backward pass.
     """
@@ -45,6 +46,7 @@ class Size:
     batch: int
     rank: int
     high_rank: int
+    adapted: tuple[int, ...] | None = None
     quantization: Quantization | None = None
     checkpointing: bool = False
 

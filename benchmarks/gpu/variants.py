@@ -26,7 +26,7 @@ from tensorguard.aggregation.channel import Channel
 from tensorguard.aggregation.protocol import AggregationConfig
 from tensorguard.aggregation.registry import create_aggregator
 from tensorguard.aggregation.session import Session
-from tensorguard.data.rows import TokenRows
+from tensorguard.data.rows import Rows, TokenRows
 from tensorguard.data.shard import Shard, Target, records_table, units_table
 from tensorguard.models.batch_losses import LossFunction, record_loss
 from tensorguard.models.load import checkpoint_activations, prepare_base
@@ -45,6 +45,8 @@ from tensorguard.training.unit_gradients import ShardGradients
 from tests.support.trainer.private_steps import JOB_KEY, CountingGate, example_mechanism
 
 TASK = task_named("CausalLM")
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+"""All linear layers of a Llama but the output."""
 Step = Callable[[int], object]
 """Takes the step of this number."""
 
@@ -55,7 +57,7 @@ class Trained:
 
     model: PeftModel
     loss: LossFunction
-    form: TokenRows
+    form: Rows
 
     @property
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
@@ -71,7 +73,9 @@ def trained(setting: Setting, rank: int) -> Trained:
     base = prepare_base(size.model(device), TASK, pad_token_id=0, device=device, quantization=size.quantization)
     if size.checkpointing:
         checkpoint_activations(base.model)
-    model = attach_lora(base, rank=rank, alpha=2 * rank, dropout=0.0, init_seed=0, target_modules=["all-linear"])
+    model = attach_lora(
+        base, rank=rank, alpha=2 * rank, dropout=0.0, init_seed=0, target_modules=LINEAR, layers=size.adapted
+    )
     form = TokenRows(size.length, 0, size.words)
     head = find_output_head(TASK, model, dummy_batches(TASK, form, rows=1, length=min(form.lengths), device=device)(0))
     return Trained(model, record_loss(TASK, head), form)
@@ -92,18 +96,24 @@ def shard(setting: Setting) -> Shard:
 
 @contextmanager
 def private(
-    setting: Setting, channel: Channel, made: Trained | None = None, *, tested: bool = False
+    setting: Setting,
+    channel: Channel,
+    made: Trained | None = None,
+    *,
+    records: Shard | None = None,
+    tested: bool = False,
 ) -> Iterator[PrivateStep]:
     """The private step of a job with one worker, in which every record joins every step (q = 1).
 
     Args:
         made: the model; by default a new one of the setting's rank.
+        records: by default `shard(setting)`.
         tested: whether the self-test comes first, as in a run. It may raise SelfTestError.
     """
     made = made or trained(setting, setting.size.rank)
     gradients = PerExampleGradients(made.model, made.parameters, made.loss)
     try:
-        step = _private_step(setting, channel, made, gradients)
+        step = _private_step(setting, channel, made, gradients, records or shard(setting))
         if tested:
             shape = {"rows": setting.micro_batch, "length": setting.size.length}
             self_test(
@@ -117,11 +127,12 @@ def private(
         gradients.close()
 
 
-def _private_step(setting: Setting, channel: Channel, made: Trained, gradients: PerExampleGradients) -> PrivateStep:
+def _private_step(
+    setting: Setting, channel: Channel, made: Trained, gradients: PerExampleGradients, units: Shard
+) -> PrivateStep:
     device, batch = setting.device, setting.size.batch
     mechanism, stream = example_mechanism(1, sigma=str(NOISE_MULTIPLIER), batch=batch), SecretStream()
     session = Session(job="benchmark", attempt=1, incarnation=1, workers=1)
-    units = shard(setting)
     return PrivateStep(
         aggregator=create_aggregator(AggregationConfig(channel, session, JOB_KEY, mechanism.grid_bits, "Standard")),
         budget_gate=CountingGate([]),  # type: ignore[arg-type]
@@ -174,7 +185,11 @@ def _peer(make: Callable[..., Callable[[], None]], **arguments: object) -> Varia
         base = setting.size.model(setting.device)
         base.config.use_cache = False
         lora = LoraConfig(
-            task_type=TASK.peft_type, r=setting.size.rank, lora_alpha=2 * setting.size.rank, target_modules="all-linear"
+            task_type=TASK.peft_type,
+            r=setting.size.rank,
+            lora_alpha=2 * setting.size.rank,
+            target_modules=LINEAR,
+            layers_to_transform=None if setting.size.adapted is None else list(setting.size.adapted),
         )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")  # peft reads it

@@ -30,11 +30,18 @@ VARIANTS = ("plain", "hooks", "ghost")
 
 @dataclass(frozen=True)
 class StepCost:
-    """The median seconds of a step, and how far memory rose above the loaded model in any of them (MiB)."""
+    """What a step costs.
+
+    Attributes:
+        seconds: median of a step.
+        peak_mib: how far memory rose above the loaded model in any step.
+        fill_seconds: to compute what is frozen once, before the first step.
+    """
 
     variant: str
     seconds: float
     peak_mib: float
+    fill_seconds: float = 0.0
 
 
 def full_length_rows() -> corpora.Examples:
