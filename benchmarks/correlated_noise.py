@@ -227,7 +227,7 @@ def main() -> int:
         return 0
     tokenizer = minilm.load_tokenizer()
     splits = [corpora.tokens(each, tokenizer, data.max_length) for each in examples.values()]
-    hidden = torch.cat([frozen_outputs(split, FROZEN) for split in splits]) if options.rates else torch.empty(0)
+    hidden = frozen_outputs(splits, FROZEN) if options.rates else torch.empty(0)
     alone = sigma(data, options.epsilon, 1, steps) * coefficients(steps, 1, options.minimise)[1]
     for bands in options.bands:
         multiplier = sigma(data, options.epsilon, bands, steps)

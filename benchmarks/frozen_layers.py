@@ -5,6 +5,8 @@ These layers never change. A run without them is about three times as fast, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -27,14 +29,19 @@ class CachedOutputs(nn.Module):
         return self.hidden[input_ids[:, 0]]
 
 
-@torch.inference_mode()
-def frozen_outputs(rows: TensorDataset, layers: int) -> Tensor:
-    """The outputs of the first ``layers`` layers for every row, fp32 ``[rows, tokens, width]``."""
+@torch.no_grad()
+def frozen_outputs(splits: Sequence[TensorDataset], layers: int) -> Tensor:
+    """The outputs of the first ``layers`` layers for the rows of all splits, fp32 ``[rows, tokens, width]``."""
     model = minilm.load_model(minilm.Adapter(), num_labels=2, seed=0).eval()
     encoder: Any = model.get_base_model().bert
     encoder.encoder.layer = encoder.encoder.layer[:layers]
-    outputs = [encoder(input_ids=ids, attention_mask=mask)[0] for ids, mask, _ in DataLoader(rows, batch_size=128)]
-    return torch.cat(outputs).clone()
+    tokens = splits[0].tensors[0].shape[1]
+    outputs = torch.empty(sum(map(len, splits)), tokens, model.config.hidden_size)
+    end = 0
+    for ids, mask, _ in chain.from_iterable(DataLoader(rows, batch_size=128) for rows in splits):
+        start, end = end, end + len(ids)
+        outputs[start:end] = encoder(input_ids=ids, attention_mask=mask)[0]
+    return outputs
 
 
 def use_cached_outputs(model: PeftModel, hidden: Tensor, layers: int) -> None:

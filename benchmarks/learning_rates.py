@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         spec.lora.rank, int(spec.lora.alpha), spec.lora.layers or (), train_a=spec.lora.variant == "Standard"
     )
     frozen = min(adapter.layers)
-    hidden = torch.cat([frozen_outputs(train_rows, frozen), frozen_outputs(eval_rows, frozen)])
+    hidden = frozen_outputs([train_rows, eval_rows], frozen)
     settings = Settings(
         noise_multiplier=float(plan.mechanism.noise_multiplier),
         sample_rate=float(plan.mechanism.sample_rate),

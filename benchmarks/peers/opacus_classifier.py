@@ -69,7 +69,7 @@ def accuracies(
     )
     adapter = minilm.Adapter()
     frozen = min(adapter.layers)
-    hidden = torch.cat([frozen_outputs(train_rows, frozen), frozen_outputs(test_rows, frozen)])
+    hidden = frozen_outputs([train_rows, test_rows], frozen)
     for seed in seeds:
         model = minilm.load_model(adapter, workload.num_labels, seed)
         use_cached_outputs(model, hidden, frozen)
