@@ -27,10 +27,10 @@ SMOKE := $(PYTEST) -m "smoke and ray" tests/trainer_image/distributed
 CLUSTER_SMOKE := $(PYTEST) -n 2 -m "smoke and cluster" tests/operator
 # Each of the two processes has its own control plane. Go builds it on the first run, in about six minutes.
 CLUSTER := $(PYTEST) -n 2 -m "cluster and not nightly"
-# Programs that Go builds for minutes, and that only these tests need.
+# What takes minutes and rarely changes: most of these tests need a program that Go builds for minutes.
 NIGHTLY := $(PYTEST) -n 2 -m nightly
 # The tests of one file share a Ray cluster. While one file waits for its processes to start, another one runs.
-RAY := $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "ray or model"
+RAY := $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "(ray or model) and not nightly"
 ifneq ($(COVERAGE),)
 MEASURED := --cov --cov-branch --cov-report=term:skip-covered
 FAST += $(MEASURED)
@@ -80,7 +80,7 @@ test-all: setup ## what `make test` leaves out: slow tests, and all on a real AP
 test-cluster: setup ## all tests on a real API server
 	$(CLUSTER)
 
-test-nightly: setup ## tests with Argo CD, Prometheus, Grafana, a private Sigstore and a release, which Go builds first
+test-nightly: setup ## long tests: with Argo CD, Prometheus, Grafana, a private Sigstore, a release, and two guides on Ray
 	$(NIGHTLY)
 
 e2e: setup ## the scenarios on real pods: in a cluster on this machine (as root), or in the one that KUBECONFIG names
@@ -123,7 +123,7 @@ mutants: setup ## break the privacy code on purpose, in about sixty ways: a name
 
 bench: setup ## compare with Opacus (needs SST-2: see benchmarks/README.md) and with KubeRay's operator (needs Go)
 	$(PY) -m benchmarks.noise $(if $(SHORT),--settings 1)
-	$(PY) -m benchmarks.accuracy $(if $(SHORT),--seeds 1 --epsilons 8 --steps 2)
+	$(PY) -m benchmarks.accuracy $(if $(SHORT),--seeds 1 --epsilons 8 --steps 2 --rows 600)
 	$(PY) -m benchmarks.step $(if $(SHORT),--rounds 1 --repeats 1)
 	$(PY) -m benchmarks.kernels $(if $(SHORT),--rows 1 3 --precisions fp32 bf16 --repeats 1)
 	$(PY) -m benchmarks.operator $(if $(SHORT),--jobs 10 --parts memory burst kuberay)

@@ -67,9 +67,9 @@ def tensafe_accuracy(directory: Path, workload: Workload, job: TenSafeTrainingJo
     return minilm.accuracy(model, test)
 
 
-def _opacus_accuracy(name: str, epsilon: float, seed: int, steps: int) -> float:
+def _opacus_accuracy(name: str, rows: int | None, epsilon: float, seed: int, steps: int) -> float:
     torch.set_num_threads(1)
-    return next(opacus_classifier.accuracies(WORKLOADS[name], epsilon, [seed], steps))
+    return next(opacus_classifier.accuracies(WORKLOADS[name].shortened(rows), epsilon, [seed], steps))
 
 
 def _rank(rank: int, config: WorkerConfig, store: Path) -> None:
@@ -100,6 +100,9 @@ def main() -> int:
         "--steps", type=int, help="steps of a run (default: the workload's; with fewer the accuracies mean nothing)"
     )
     parser.add_argument(
+        "--rows", type=int, help="rows to train and to test on (default: all; with fewer the accuracies mean nothing)"
+    )
+    parser.add_argument(
         "--set",
         dest="changes",
         action="append",
@@ -108,18 +111,22 @@ def main() -> int:
         help="change TenSafe's manifest with LoRA alone, such as to steps and a batch that `tensafe plan` proposes",
     )
     options = parser.parse_args()
-    workload = WORKLOADS[options.data]
+    workload = WORKLOADS[options.data].shortened(options.rows)
     try:
         workload.private(), workload.test()
     except corpora.CorpusMissing as missing:
         print(f"skipped: {missing}")
         return 0
     steps = options.steps or workload.steps
-    gaps = [_compare(workload, epsilon, options.seeds, steps, options.changes) for epsilon in options.epsilons]
-    return int(min(gaps) < -0.01 and steps >= workload.steps)
+    gaps = [
+        _compare(workload, options.rows, epsilon, options.seeds, steps, options.changes) for epsilon in options.epsilons
+    ]
+    return int(min(gaps) < -0.01 and steps >= workload.steps and options.rows is None)
 
 
-def _compare(workload: Workload, epsilon: float, seeds: Sequence[int], steps: int, changes: Sequence[str]) -> float:
+def _compare(
+    workload: Workload, rows: int | None, epsilon: float, seeds: Sequence[int], steps: int, changes: Sequence[str]
+) -> float:
     """Train all with each seed, print the accuracies, and return what TenSafe's LoRA has more than Opacus'."""
     with tempfile.TemporaryDirectory() as scratch:
         _, plan, _ = tensafe_job.make(
@@ -134,7 +141,7 @@ def _compare(workload: Workload, epsilon: float, seeds: Sequence[int], steps: in
         )
         # One thread each, since two processes share two cores.
         with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
-            runs = [(workload.name, epsilon, seed, steps) for seed in seeds]
+            runs = [(workload.name, rows, epsilon, seed, steps) for seed in seeds]
             found = {"opacus": pool.starmap(_opacus_accuracy, runs, chunksize=1)}
         for seed, accuracy in zip(seeds, found["opacus"]):
             print(f"opacus, seed {seed}: accuracy {accuracy:.4f}", flush=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks import corpora
 
@@ -58,6 +58,13 @@ class Workload:
     def head(self) -> tuple[str, ...]:
         """Changes after ``overrides`` that train the head alone, with the default steps, batch and rate."""
         return "spec.lora={layers: []}", f"spec.training={{microBatchSize: 64, maxLength: {self.max_length}}}"
+
+    def shortened(self, rows: int | None) -> Workload:
+        """The workload with its first `rows` rows to train and to test on; itself without a number."""
+        if rows is None:
+            return self
+        private, test = (lambda: self.private().first(rows)), (lambda: self.test().first(rows))
+        return replace(self, private=private, test=test, rows=rows, expected_batch=min(rows, self.expected_batch))
 
 
 SST2 = Workload(

@@ -36,6 +36,9 @@ class Examples:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def first(self, rows: int) -> Examples:
+        return Examples(self.texts[:rows], self.labels[:rows])
+
 
 def data_root() -> Path:
     """The folder with ``sst2/`` and ``e2e/``: ``TENSAFE_DATA`` of the environment, or ``../shared/data``."""

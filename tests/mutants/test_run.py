@@ -18,7 +18,7 @@ def copy_tree(target: Path) -> None:
     (target / "test_doubles.py").write_text(TEST)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("old", "new", "tests", "problem"),
     [

@@ -123,6 +123,7 @@ class StopAtStep(TenSafeCallback):
 
 
 @pytest.mark.ray
+@pytest.mark.nightly
 def test_checkpoints_of_the_guide_are_signed_copied_and_verified(
     tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

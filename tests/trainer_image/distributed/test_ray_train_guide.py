@@ -262,6 +262,7 @@ class TrustedCallback(TenSafeCallback):
 
 
 @pytest.mark.ray
+@pytest.mark.nightly
 def test_guide_trains_on_data_frames_with_its_callback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     make_model(tmp_path / "model")
     config = TenSafeTrainingConfig(
