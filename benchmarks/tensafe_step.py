@@ -110,12 +110,12 @@ def measure_here(variant: str, micro_batch: int, repeats: int, threads: int) -> 
         return StepCost(f"tensafe-{variant}", statistics.median(seconds), peak, sum(filled))
 
 
-def _recording_time(call: Callable[..., None], found: list[float]) -> Callable[..., None]:
-    """Wrap a function to record the seconds that it takes."""
+def _recording_time(call: Callable[..., Iterator[int]], found: list[float]) -> Callable[..., Iterator[int]]:
+    """Wrap a generator to record the seconds from its start to its end."""
 
-    def recording(*args: Any) -> None:
+    def recording(*args: Any) -> Iterator[int]:
         begun = time.perf_counter()
-        call(*args)
+        yield from call(*args)
         found.append(time.perf_counter() - begun)
 
     return recording

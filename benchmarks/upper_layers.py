@@ -60,7 +60,8 @@ def _with_states(fills: list[float], setting: Setting, channel: Channel) -> Iter
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
         batches = micro_batches(records, range(len(records)), size=setting.micro_batch, form=made.form)
-        rows.fill(records, batches, Path(folder))
+        for _ in rows.fill(records, batches, Path(folder)):
+            pass
         fills.append(time.perf_counter() - begun)
     with private(setting, channel, Trained(made.model, made.loss, rows), records=records) as step:
         yield step.run

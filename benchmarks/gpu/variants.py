@@ -115,10 +115,9 @@ def private(
     try:
         step = _private_step(setting, channel, made, gradients, records or shard(setting))
         if tested:
-            shape = {"rows": setting.micro_batch, "length": setting.size.length}
-            self_test(
-                made.model, gradients, step.clipper, dummy_batches(TASK, made.form, **shape, device=setting.device)
-            )
+            rows, length, device = setting.micro_batch, setting.size.length, setting.device
+            dummies = dummy_batches(TASK, made.form, rows=rows, length=length, device=device)
+            self_test(made.model, gradients, step.clipper, dummies)
         try:
             yield step
         finally:

@@ -33,6 +33,8 @@ MAX_GRID_BITS = 22
 
 DEFAULT_EXAMPLES_PER_UNIT = 8
 DEFAULT_EPOCHS = "3"
+HEAD_BATCH = 100_000
+"""The largest default batch where only the head is trained: the integer grid has room for about 130,000 clip norms."""
 HEAD_STEPS = 100
 """Default number of steps where only the head is trained, each on all units: a step costs next to nothing then."""
 CARRIER_MAX = 2**31 - 1
@@ -208,7 +210,7 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
 
 def _default_batch(spec: Spec) -> int:
     at_least = spec.dataset.unit.at_least
-    return at_least if spec.head_only else max(1, min(512, at_least // 20))
+    return min(HEAD_BATCH, at_least) if spec.head_only else max(1, min(512, at_least // 20))
 
 
 def _default_steps(spec: Spec, batch: int) -> int:

@@ -50,7 +50,7 @@ class Training(Block):
     expected_batch_size: Positive | None = Field(
         None,
         description="Mean number of units in a step. Each joins with probability expectedBatchSize / "
-        "unit.atLeast. Default: the smaller of 512 and unit.atLeast / 20; unit.atLeast where only the classifier "
+        "unit.atLeast. Default: the smaller of 512 and unit.atLeast / 20; up to 100,000 where only the classifier "
         "is trained (lora.layers: []).",
     )
     micro_batch_size: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(

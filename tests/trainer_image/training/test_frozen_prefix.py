@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,8 @@ from tensorguard.models.frozen_prefix import FrozenPrefix, StateRows
 from tensorguard.privacy.stream import SecretStream
 from tensorguard.training import setup
 from tensorguard.training.run_log import Preparing
-from tests.support.trainer.fault_injection import KnownSecrets, StopDuring
+from tensorguard.training.stop_signal import STOP_FILE
+from tests.support.trainer.fault_injection import KnownSecrets, StopDuring, replace_attribute
 from tests.support.trainer.image_jobs import IMAGES
 from tests.support.trainer.rank_harness import CAUSAL, CLASSES, TAGS, Job, JobKind, make_tokenizer
 
@@ -36,6 +38,8 @@ FAMILIES: dict[str, tuple[JobKind, dict[str, Any]]] = {
     "Roberta": (CLASSES, {}),
     "ModernBert": (CLASSES, {}),
     "DebertaV2": (CLASSES, {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
+    "ConvBert": (CLASSES, {"embedding_size": 32, "num_hidden_layers": 3}),
+    "Longformer": (CLASSES, {"attention_window": 12, "num_hidden_layers": 3}),
     "Qwen3": (CAUSAL, {"num_key_value_heads": 1, "head_dim": 16}),
     "GPT2": (CAUSAL, {}),
 }
@@ -48,7 +52,7 @@ def of_family(name: str) -> JobKind:
 
     def make(directory: Path) -> None:
         words = make_tokenizer(directory)
-        config = getattr(transformers, f"{name}Config")(vocab_size=words, pad_token_id=0, num_labels=2, **TINY, **more)
+        config = getattr(transformers, f"{name}Config")(vocab_size=words, pad_token_id=0, num_labels=2, **TINY | more)
         with torch.random.fork_rng():
             torch.manual_seed(0)
             getattr(transformers, f"{name}{head}")(config).save_pretrained(directory)
@@ -61,7 +65,7 @@ KINDS: dict[str, Callable[[], JobKind]] = {
     "Bert-tags": lambda: TAGS,
     "Llama": lambda: CAUSAL,
     "ViT": lambda: IMAGES,
-    **{name: lambda name=name: of_family(name) for name in FAMILIES},  # type: ignore[misc]
+    **{name: lambda name=name: of_family(name) for name in FAMILIES if name not in ("ConvBert", "Longformer")},  # type: ignore[misc]
 }
 
 
@@ -80,8 +84,8 @@ def fills(monkeypatch: pytest.MonkeyPatch) -> list[list[Path]]:
     found: list[list[Path]] = []
     fill = StateRows.fill
 
-    def filling(rows: StateRows, shard: Any, batches: Any, folder: Path, *args: Any) -> None:
-        fill(rows, shard, batches, folder, *args)
+    def filling(rows: StateRows, shard: Any, batches: Any, folder: Path) -> Iterator[int]:
+        yield from fill(rows, shard, batches, folder)
         found.append([path for path in folder.iterdir() if "state" in path.name])
 
     monkeypatch.setattr(StateRows, "fill", filling)
@@ -109,6 +113,91 @@ def test_adapter_is_the_same_with_and_without_states(
     found = weights(with_states)
     assert same(found, weights(without))
     assert any(tensor.any() for key, tensor in found.items() if "lora_B" in key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [CLASSES, CAUSAL, IMAGES], ids=["Bert", "Llama", "ViT"])
+def test_layers_that_are_computed_again_in_the_backward_pass_train_the_same_adapter(
+    tmp_path: Path, kind: JobKind, fills: list[list[Path]]
+) -> None:
+    changes = (UPPER, LONG, "spec.training.gradientCheckpointing=true", "spec.cluster.workers=1")
+    with_states = Job.make(tmp_path / "with", *changes, kind=kind)
+    with_states.train_alone()
+    assert fills
+    without = Job.make(tmp_path / "without", *changes, OFF, kind=kind)
+    without.shards, without.digest = with_states.shards, with_states.digest
+    without.train_alone()
+    assert same(weights(with_states), weights(without))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        pytest.param("ConvBert", "on this machine, a record's gradient would change", id="layers-that-read-padding"),
+        pytest.param("Longformer", "the trained layers of this model need more", id="layers-that-pad-by-themselves"),
+    ],
+)
+def test_layers_that_need_more_than_states_are_computed_in_every_step(
+    tmp_path: Path, name: str, why: str, fills: list[list[Path]]
+) -> None:
+    """With one record at once, too, in whose dummy batch nothing would be padded."""
+    job = Job.make(
+        tmp_path / "run",
+        "spec.lora.layers=[1, 2]",
+        LONG,
+        "spec.lora.targetModules=[intermediate.dense]",
+        "spec.training.microBatchSize=1",
+        "spec.cluster.workers=1",
+        kind=of_family(name),
+    )
+    job.train_alone()
+    assert weights(job) and not fills
+    (said,) = [record.what for record in job.records() if isinstance(record, Preparing)]
+    assert said.startswith(f"Computing the frozen layers in every step: {why}")
+
+
+@dataclass(frozen=True)
+class OnRank:
+    """Replaces `StateRows.fill`, or the free disk, on one rank."""
+
+    rank: int
+    stops: bool = False
+
+    def install(self, rank: int, directory: Path) -> None:
+        if rank != self.rank:
+            return
+        if not self.stops:
+            replace_attribute(setup.shutil, "disk_usage", lambda _: SimpleNamespace(free=0, total=1))
+            return
+        fill = StateRows.fill
+
+        def stopping(rows: StateRows, *args: Any) -> Iterator[int]:
+            for records in fill(rows, *args):
+                (directory / STOP_FILE).touch()
+                yield records
+
+        replace_attribute(StateRows, "fill", stopping)
+
+
+@pytest.mark.slow
+def test_rank_without_states_trains_beside_one_with_them(tmp_path: Path) -> None:
+    job = Job.make(tmp_path / "some", UPPER, LONG)
+    assert job.run(KnownSecrets(), OnRank(1)) == [0, 0], job.errors()
+    whole = Job.make(tmp_path / "none", UPPER, LONG, OFF)
+    whole.shards, whole.digest = job.shards, job.digest
+    assert whole.run(KnownSecrets()) == [0, 0], whole.errors()
+    assert same(weights(job), weights(whole))
+
+
+@pytest.mark.slow
+def test_stop_while_states_are_computed_charges_nothing_and_the_run_resumes(tmp_path: Path) -> None:
+    job = Job.make(tmp_path / "run", UPPER, LONG, "spec.training.microBatchSize=1")
+    assert job.run(OnRank(1, stops=True)) == [0, 0], job.errors()
+    assert (job.ended().reason, job.ledger().steps_charged) == ("Interrupted", 0)
+    assert job.ledger().outcome == "Suspended"
+    assert job.run() == [0, 0], job.errors()
+    assert weights(job) and job.ledger().steps_charged == 24
 
 
 @pytest.mark.slow

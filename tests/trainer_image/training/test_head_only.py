@@ -143,6 +143,8 @@ def test_defaults_are_a_hundred_steps_on_all_units() -> None:
     assert load_manifest(dump_manifest(job, defaults=False)).spec.head_only
     plan = resolve_job(job)[1]
     assert (plan.steps, plan.mechanism.expected_batch_size, plan.mechanism.sample_rate) == (100, 200, "1")
+    plan = resolve_job(load_manifest(text, [LAYERS, "spec.dataset.unit.atLeast=1000000"]))[1]
+    assert (plan.steps, plan.mechanism.expected_batch_size) == (100, 100_000)  # the integer grid has room for no more
     plan = resolve_job(load_manifest(text, [LAYERS, "spec.training.epochs=20"]))[1]
     assert (plan.steps, plan.mechanism.sample_rate) == (20, "1")
 

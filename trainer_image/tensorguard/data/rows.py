@@ -42,8 +42,14 @@ class Rows(ABC):
         """The inputs of the model by name, each [size, ...]: row i is `records[i]`, the others are dummies."""
 
     @abstractmethod
-    def dummies(self, rows: int, length: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
-        """Public random inputs of the same names, dtypes and shapes, for the self-test."""
+    def dummies(
+        self, rows: int, length: int, generator: torch.Generator, *, padded: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """Public random inputs of the same names, dtypes and shapes, for the self-test.
+
+        Args:
+            padded: whether all texts are shorter than `length`; otherwise row 0 is not.
+        """
 
 
 @dataclass(frozen=True)
@@ -74,10 +80,13 @@ class TokenRows(Rows):
             mask[i, : len(ids)] = 1
         return {"input_ids": torch.from_numpy(tokens), "attention_mask": torch.from_numpy(mask)}
 
-    def dummies(self, rows: int, length: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
-        """Row 0 is full, the others are padded."""
-        lengths = torch.randint(1, length + 1, (rows, 1), generator=generator)
-        lengths[0] = length
+    def dummies(
+        self, rows: int, length: int, generator: torch.Generator, *, padded: bool = False
+    ) -> dict[str, torch.Tensor]:
+        longest = max(1, length - 1) if padded else length
+        lengths = torch.randint(1, longest + 1, (rows, 1), generator=generator)
+        if not padded:
+            lengths[0] = length
         mask = (torch.arange(length) < lengths).long()
         ids = torch.randint(self.vocabulary, (rows, length), generator=generator) * mask
         return {"input_ids": ids, "attention_mask": mask}
@@ -108,7 +117,9 @@ class PixelRows(Rows):
             pixels[i] = shard.pixels(record)
         return self._values(pixels)
 
-    def dummies(self, rows: int, length: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    def dummies(
+        self, rows: int, length: int, generator: torch.Generator, *, padded: bool = False
+    ) -> dict[str, torch.Tensor]:
         pixels = torch.randint(256, (rows, self.recipe.pixels.bytes), generator=generator)
         return self._values(pixels.numpy())
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,8 @@ class FrozenPrefix:
             raise _ReachedError
         if self._states is None:
             return None
+        # A block that is computed again in the backward pass has a gradient only if its input needs one.
+        self._states.requires_grad_((args[0] if args else kwargs["hidden_states"]).requires_grad)
         return ((self._states, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": self._states})
 
 
@@ -257,11 +259,20 @@ class StateRows(Rows):
         inputs = self.without_states.build(shard, records, size, length) if self._prefix.needs_inputs else {}
         return {**inputs, STATES: self._stored[shard].rows(records, size, length)}
 
-    def dummies(self, rows: int, length: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
-        """The states of padding are 0, as those of records are."""
-        inputs = self.without_states.dummies(rows, length, generator)
+    def dummies(
+        self, rows: int, length: int, generator: torch.Generator, *, padded: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """The states of padding are 0, as those of records are.
+
+        Raises:
+            ValueError: the states have another form than [m, positions, width] or [m, width].
+        """
+        inputs = self.without_states.dummies(rows, length, generator, padded=padded)
         states = self._prefix.compute({name: each.to(self._device) for name, each in inputs.items()}).cpu()
         mask = inputs.get("attention_mask")
+        positions = tuple(states.shape[1:-1])  # of images any number
+        if len(states) != rows or len(positions) > 1 or (mask is not None and positions not in ((), (length,))):
+            raise ValueError(f"the states have the shape {tuple(states.shape)}")
         if mask is not None and states.dim() == 3:
             states = states * mask.unsqueeze(-1).to(states.dtype)
         return {**inputs, STATES: states}
@@ -276,20 +287,20 @@ class StateRows(Rows):
         shard: Shard,
         batches: Iterable[MicroBatch],
         folder: Path,
-        progress: Callable[[int], None] = lambda _: None,
-    ) -> None:
+    ) -> Iterator[int]:
         """Compute the states of the records in `batches`, which the shard's micro-batches then have.
+
+        Yields the number of records that were computed, after each micro-batch.
 
         Args:
             batches: micro-batches of the wrapped rows, in the shape of those that follow.
             folder: where the file of the states is created; it has no name there.
-            progress: called with the number of records that were computed, after each micro-batch.
         """
         stored = self._stored[shard] = _StoredStates(shard, folder)
         for batch in batches:
             states = self._prefix.compute({name: each.to(self._device) for name, each in batch.inputs.items()})
             stored.keep([shard.records(unit)[i] for unit, i in zip(batch.units, batch.records)], states.cpu())
-            progress(len(batch.units))
+            yield len(batch.units)
 
 
 def _starts(shard: Shard, states: torch.Tensor) -> np.ndarray:

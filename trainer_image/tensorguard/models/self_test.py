@@ -65,13 +65,17 @@ class SelfTest:
 
 
 def dummy_batches(
-    task: Task, form: Rows, *, rows: int, length: int, device: str | torch.device = "cpu"
+    task: Task, form: Rows, *, rows: int, length: int, device: str | torch.device = "cpu", padded: bool = False
 ) -> Callable[[int], Batch]:
-    """Return a function from a seed to a public batch of random inputs, in the form of the run's micro-batches."""
+    """Return a function from a seed to a public batch of random inputs, in the form of the run's micro-batches.
+
+    Args:
+        padded: as for `Rows.dummies`.
+    """
 
     def make(seed: int) -> Batch:
         generator = torch.Generator().manual_seed(seed)
-        inputs = form.dummies(rows, length, generator)
+        inputs = form.dummies(rows, length, generator, padded=padded)
         batch = {**inputs, "labels": task.dummy_labels(inputs, generator)}
         return {name: tensor.to(device) for name, tensor in batch.items()}
 

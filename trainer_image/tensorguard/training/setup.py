@@ -317,18 +317,38 @@ def _with_states(
     if prefix is None:
         return form, ""
     rows = StateRows(form, prefix, device)
-    why = ""
-    if rows.bytes_of(*filter(None, (loaded.shard, loaded.evaluation))) > _disk_for_states(loaded.job, config):
-        why = "their results would take more than half of the disk that is free for this worker"
-    else:
-        batches = [dummy_batches(task, rows, rows=at_once, length=each, device=device)(0) for each in form.lengths]
-        if all(states_change_nothing(model, gradients, batch) for batch in batches) and (
-            _self_test(task, rows, loaded.plan, model, gradients, device, at_once).bit_equal
-        ):
+    try:
+        if rows.bytes_of(*filter(None, (loaded.shard, loaded.evaluation))) > _disk_for_states(loaded.job, config):
+            why = "their results would take more than half of the disk that is free for this worker"
+        elif _states_are_exact(task, rows, loaded.plan, model, gradients, device, at_once):
             return rows, ""
-        why = "on this machine, a record's gradient would change with kept results"
+        else:
+            why = "on this machine, a record's gradient would change with kept results"
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # the upper layers of a model may need anything of the lower ones
+        why = "the trained layers of this model need more than their results"
     prefix.close()
     return form, why
+
+
+def _states_are_exact(
+    task: Task,
+    rows: StateRows,
+    plan: Plan,
+    model: PeftModel,
+    gradients: PerExampleGradients,
+    device: torch.device,
+    at_once: int,
+) -> bool:
+    """Whether gradients have the same bits with and without states, and wherever a record is in a micro-batch."""
+    batches = (
+        dummy_batches(task, rows, rows=at_once, length=length, device=device, padded=padded)(0)
+        for length in rows.lengths
+        for padded in (False, True)
+    )
+    same = all(states_change_nothing(model, gradients, batch) for batch in batches)
+    return same and _self_test(task, rows, plan, model, gradients, device, at_once).bit_equal
 
 
 def _disk_for_states(job: TenSafeTrainingJob, config: WorkerConfig) -> float:

@@ -70,6 +70,8 @@ class ShardGradients:
             passes, stops = self._sharding.largest(own, int(bool(stop)))
             if stops:
                 return False
+        elif stop:  # before the first micro-batch, whose states may be missing if a stop cut their computation short
+            return False
         for batch in micro_batches(self._shard, units, size=self._size, form=self._form, at_least=passes):
             if stop and self._sharding is None:  # a rank that left alone would leave the others waiting for it
                 return False

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -132,7 +133,7 @@ class Worker:
         self._check_same_start()
         self._log_records_at_once()
         self._log_why_no_states()
-        run_on_all_ranks(self._channel, self._compute_states)
+        self._compute_states()
         acquisition = run_on_all_ranks(self._channel, self._acquire)
         acquisition = Acquisition.unpack(self._channel.all_gather(acquisition.pack())[0])
         session = Session(
@@ -259,35 +260,54 @@ class Worker:
         if why := max(messages).decode().strip():
             self._write_record(Preparing(time.time(), f"Computing the frozen layers in every step: {why}"))
 
-    def _compute_states(self) -> bool:
-        """Compute what is frozen for the records of this rank, once. Returns True, for `run_on_all_ranks`."""
+    def _compute_states(self) -> None:
+        """Compute what is frozen for the records of this rank, once. Call on every rank.
+
+        The ranks meet every few seconds, so that none waits long for another. A stop request ends it on all of them:
+        no step is computed then, and the run ends as it does between steps.
+        """
+        parts = self._state_parts()
+
+        def compute_some() -> tuple[bool, bool]:
+            end = time.monotonic() + SECONDS_BETWEEN_PROGRESS
+            for _ in parts:
+                if self._stop.requested or time.monotonic() > end:
+                    return False, self._stop.requested
+            return True, self._stop.requested
+
+        while True:
+            own = run_on_all_ranks(self._channel, compute_some)
+            found = [tuple(each) for each in self._channel.all_gather(bytes(own))]
+            if any(stop for _, stop in found):
+                return self._stop.request()
+            if all(done for done, _ in found):
+                return None
+
+    def _state_parts(self) -> Iterator[None]:
+        """Compute the states, one micro-batch for each `next`; nothing where every step computes the frozen layers."""
         components = self.components
-        if isinstance(components.form, StateRows):
-            form, folder, shard = components.form, Path(self.config.private_directory), components.shard
-            rows, size = form.without_states, components.records_at_once
-            done, shown = 0, time.monotonic()
-
-            def progress(records: int) -> None:
-                nonlocal done, shown
-                done += records
-                if self._stop.requested:
-                    raise AttemptFailed(Reason.INTERRUPTED, "stopped on request before the first step")
-                if time.monotonic() - shown > SECONDS_BETWEEN_PROGRESS:
-                    shown = time.monotonic()
-                    part = done / shard.number_of_records
-                    self._write_record(Preparing(time.time(), f"Computing the frozen layers once: {part:.0%}"))
-
-            form.fill(shard, micro_batches(shard, range(len(shard)), size=size, form=rows), folder, progress)
-            if components.evaluation is not None and self._is_evaluated():
-                batches = evaluation_batches(
-                    components.evaluation,
-                    size=components.job.spec.training.micro_batch_size,
-                    form=rows,
-                    rank=self._channel.rank,
-                    workers=self._channel.size,
-                )
-                form.fill(components.evaluation, batches, folder)
-        return True
+        if not isinstance(components.form, StateRows):
+            return
+        form, folder, shard = components.form, Path(self.config.private_directory), components.shard
+        rows, size = form.without_states, components.records_at_once
+        done, shown = 0, time.monotonic()
+        for records in form.fill(shard, micro_batches(shard, range(len(shard)), size=size, form=rows), folder):
+            done += records
+            if time.monotonic() - shown > SECONDS_BETWEEN_PROGRESS:
+                shown = time.monotonic()
+                part = done / shard.number_of_records
+                self._write_record(Preparing(time.time(), f"Computing the frozen layers once: {part:.0%}"))
+            yield
+        if components.evaluation is not None and self._is_evaluated():
+            batches = evaluation_batches(
+                components.evaluation,
+                size=components.job.spec.training.micro_batch_size,
+                form=rows,
+                rank=self._channel.rank,
+                workers=self._channel.size,
+            )
+            for _ in form.fill(components.evaluation, batches, folder):
+                yield
 
     def _open_ledger(self) -> Ledger:
         return self.audit.watch(open_ledger(self.config.directory, self.config.ledger_location))
