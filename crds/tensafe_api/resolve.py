@@ -39,9 +39,9 @@ HEAD_STEPS = 100
 """Default number of steps where only the head is trained, each on all units: a step costs next to nothing then."""
 CARRIER_MAX = 2**31 - 1
 MAX_STEPS = 2**31 - 1
+"""The maximum of `spec.training.steps`."""
 PASSES_FOR_STATES = 2.0
 """Passes over the records from which it saves time to compute what is frozen in one more pass."""
-"""The maximum of `spec.training.steps`."""
 
 
 @dataclass(frozen=True)

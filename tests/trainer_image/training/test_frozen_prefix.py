@@ -9,9 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-import transformers
-from safetensors.torch import load
 
 from tensafe_api.manifest.text import load_manifest
 from tensorguard.models.frozen_prefix import FrozenPrefix, StateRows
@@ -19,21 +16,15 @@ from tensorguard.privacy.stream import SecretStream
 from tensorguard.training import setup
 from tensorguard.training.run_log import Preparing
 from tensorguard.training.stop_signal import STOP_FILE
+from tests.support.trainer.adapters import of_family, same, weights
 from tests.support.trainer.fault_injection import KnownSecrets, StopDuring, replace_attribute
 from tests.support.trainer.image_jobs import IMAGES
-from tests.support.trainer.rank_harness import CAUSAL, CLASSES, TAGS, Job, JobKind, make_tokenizer
+from tests.support.trainer.rank_harness import CAUSAL, CLASSES, TAGS, Job, JobKind
 
 UPPER = "spec.lora.layers=[1]"
 ALL_LINEAR = "spec.lora.targetModules=[all-linear]"
 LONG = "spec.training.steps=24"
 OFF = "spec.training.frozenPrefix=Off"
-TINY = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": 64,
-}
 FAMILIES: dict[str, tuple[JobKind, dict[str, Any]]] = {
     "Roberta": (CLASSES, {}),
     "ModernBert": (CLASSES, {}),
@@ -45,19 +36,9 @@ FAMILIES: dict[str, tuple[JobKind, dict[str, Any]]] = {
 }
 
 
-def of_family(name: str) -> JobKind:
-    """A job with a tiny model of this family."""
+def family(name: str) -> JobKind:
     kind, more = FAMILIES[name]
-    head = "ForSequenceClassification" if kind is CLASSES else "LMHeadModel" if name == "GPT2" else "ForCausalLM"
-
-    def make(directory: Path) -> None:
-        words = make_tokenizer(directory)
-        config = getattr(transformers, f"{name}Config")(vocab_size=words, pad_token_id=0, num_labels=2, **TINY | more)
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            getattr(transformers, f"{name}{head}")(config).save_pretrained(directory)
-
-    return JobKind(kind.manifest, make, kind.rows)
+    return of_family(name, kind, **more)
 
 
 KINDS: dict[str, Callable[[], JobKind]] = {
@@ -65,17 +46,8 @@ KINDS: dict[str, Callable[[], JobKind]] = {
     "Bert-tags": lambda: TAGS,
     "Llama": lambda: CAUSAL,
     "ViT": lambda: IMAGES,
-    **{name: lambda name=name: of_family(name) for name in FAMILIES if name not in ("ConvBert", "Longformer")},  # type: ignore[misc]
+    **{name: lambda name=name: family(name) for name in FAMILIES if name not in ("ConvBert", "Longformer")},  # type: ignore[misc]
 }
-
-
-def weights(job: Job) -> dict[str, torch.Tensor]:
-    assert job.ended().reason == "Completed", job.errors()
-    return load(job.store().read("final")["adapter_model.safetensors"])
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.fixture
@@ -149,7 +121,7 @@ def test_layers_that_need_more_than_states_are_computed_in_every_step(
         "spec.lora.targetModules=[intermediate.dense]",
         "spec.training.microBatchSize=1",
         "spec.cluster.workers=1",
-        kind=of_family(name),
+        kind=family(name),
     )
     job.train_alone()
     assert weights(job) and not fills

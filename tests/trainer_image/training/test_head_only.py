@@ -11,51 +11,20 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load
 
 from tensafe_api.manifest.text import dump_manifest, load_manifest
 from tensafe_api.resolve import resolve_job
 from tensorguard.models.frozen_prefix import STATES, FrozenBody, StateRows
 from tensorguard.training.unit_gradients import ShardGradients
+from tests.support.trainer.adapters import of_family, same, weights
 from tests.support.trainer.fault_injection import KnownSecrets, StopDuring
 from tests.support.trainer.image_jobs import IMAGES
-from tests.support.trainer.rank_harness import CLASSES, TAGS, Job, JobKind, make_tokenizer
+from tests.support.trainer.rank_harness import CLASSES, TAGS, Job, JobKind
 
 LAYERS = "spec.lora={layers: []}"
 HEAD = (LAYERS, "spec.training.expectedBatchSize=200", 'spec.privacy.targetEpsilon="1e9"')
 OFF = "spec.training.frozenPrefix=Off"
-SIZE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": 64,
-}
-
-
-def classes_of(family: str) -> JobKind:
-    """A job of classes with a tiny model of another family, saved with a head of its own."""
-
-    def make(directory: Path) -> None:
-        words = make_tokenizer(directory)
-        config = getattr(transformers, f"{family}Config")(vocab_size=words, pad_token_id=0, num_labels=2, **SIZE)
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            getattr(transformers, f"{family}ForSequenceClassification")(config).save_pretrained(directory)
-
-    return JobKind(CLASSES.manifest, make, CLASSES.rows)
-
-
-KINDS = {"Bert": CLASSES, "Bert-tags": TAGS, "ViT": IMAGES, **{each: classes_of(each) for each in ("Roberta", "Llama")}}
-
-
-def weights(job: Job) -> dict[str, torch.Tensor]:
-    assert job.ended().reason == "Completed", job.errors()
-    return load(job.store().read("final")["adapter_model.safetensors"])
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+KINDS = {"Bert": CLASSES, "Bert-tags": TAGS, "ViT": IMAGES, **{each: of_family(each) for each in ("Roberta", "Llama")}}
 
 
 @pytest.mark.slow
