@@ -16,7 +16,7 @@ from tensorguard.privacy.stream import SecretStream
 from tensorguard.training import setup
 from tensorguard.training.run_log import Preparing
 from tensorguard.training.stop_signal import STOP_FILE
-from tests.support.trainer.adapters import of_family, same, weights
+from tests.support.trainer.families import of_family, same, weights
 from tests.support.trainer.fault_injection import KnownSecrets, StopDuring, replace_attribute
 from tests.support.trainer.image_jobs import IMAGES
 from tests.support.trainer.rank_harness import CAUSAL, CLASSES, TAGS, Job, JobKind

@@ -16,7 +16,7 @@ from tensafe_api.manifest.text import dump_manifest, load_manifest
 from tensafe_api.resolve import resolve_job
 from tensorguard.models.frozen_prefix import STATES, FrozenBody, StateRows
 from tensorguard.training.unit_gradients import ShardGradients
-from tests.support.trainer.adapters import of_family, same, weights
+from tests.support.trainer.families import of_family, same, weights
 from tests.support.trainer.fault_injection import KnownSecrets, StopDuring
 from tests.support.trainer.image_jobs import IMAGES
 from tests.support.trainer.rank_harness import CLASSES, TAGS, Job, JobKind
