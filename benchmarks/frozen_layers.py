@@ -25,8 +25,10 @@ class CachedOutputs(nn.Module):
         self.hidden = hidden
 
     def forward(self, input_ids: Tensor, **_: object) -> Tensor:
-        """``input_ids`` has the row's number in its first column; returns ``[rows, tokens, width]``."""
-        return self.hidden[input_ids[:, 0]]
+        """``input_ids`` has the row's number in its first column, and a column for each token that is asked for;
+        returns ``[rows, tokens, width]``.
+        """
+        return self.hidden[input_ids[:, 0], : input_ids.shape[1]]
 
 
 @torch.no_grad()

@@ -117,15 +117,18 @@ def take_step(
     criterion: Callable[..., Any] = cross_entropy,
 ) -> None:
     """Take one step on a whole draw in micro-batches: the clipped sums add up, and the last one adds the noise.
+    Rows of similar length form a micro-batch, which is as wide as its longest row.
 
     The draw must not be empty, because Opacus cannot step without rows (at 256 expected rows, one draw in e^256 is).
     ``criterion`` is the mean over the micro-batch. Ghost clipping has its own, which does both backward passes.
     """
-    ids, mask, labels = drawn
+    order = drawn[1].sum(dim=1).argsort()
+    ids, mask, labels = (each[order] for each in drawn)
     parts = list(zip(ids.split(micro_batch), mask.split(micro_batch), labels.split(micro_batch)))
     for number, (part_ids, part_mask, part_labels) in enumerate(parts, start=1):
         optimizer.signal_skip_step(do_skip=number < len(parts))
-        logits = model(input_ids=part_ids, attention_mask=part_mask).logits
+        longest = int(part_mask.sum(dim=1).max())
+        logits = model(input_ids=part_ids[:, :longest], attention_mask=part_mask[:, :longest]).logits
         criterion(logits, part_labels).backward()
         optimizer.step()
         optimizer.zero_grad()
