@@ -88,9 +88,11 @@ INIT_FROM = {
                 "checkpoint every 2 steps and at the end; after a crash the steps since the last one are charged again",
                 "charged in advance 1 step at a time; so many at most are lost in a crash",
                 "reserve 9 steps that can be charged again; then the run ends before its last step",
+                "longest record 512 tokens longer ones are cut; `tensafe inspect` counts them",
             ),
             id="defaults",
         ),
+        pytest.param({"dataset__overLength": "Drop"}, ("longer ones are dropped",), id="longer records dropped"),
         pytest.param(
             {"privacy__reserveSteps": 1},
             ("if the reserved step is charged as well",),

@@ -17,6 +17,7 @@ from tensorguard.cli.wording import ADJACENCY_TEXT, steps_text
 
 if TYPE_CHECKING:
     from tensafe_api.resolve import Plan
+    from tensafe_api.resources.job import Spec
     from tensorguard.cli.tables import Row
 
 _EPILOG = """\
@@ -68,7 +69,8 @@ def _validate(arguments: argparse.Namespace) -> int:
     print_facts(_privacy(plan, calibrated=spec.privacy.noise_multiplier is None), "Privacy")
     print()
     frozen = _frozen(spec.lora.layers, plan) if keeps_states(spec, plan) else []
-    print_facts([*_training(plan, evaluates=spec.evaluation is not None), *frozen], "Training")
+    training = _training(plan, evaluates=spec.evaluation is not None)
+    print_facts([*training, *_longest_record(loaded.completed.spec), *frozen], "Training")
     print("\nThe manifest with all defaults:\n")
     print(dump_manifest(loaded.completed, "yaml"), end="")
     return SUCCEEDED
@@ -144,6 +146,15 @@ def _training(plan: Plan, *, evaluates: bool) -> list[Row]:
         ),
         ("workers", f"{plan.mechanism.workers:,}", "processes, of which each adds a share of the noise"),
     ]
+
+
+def _longest_record(completed: Spec) -> list[Row]:
+    """How many tokens of a record are read; nothing for images."""
+    if completed.training.max_length is None:
+        return []
+    longer = "dropped" if completed.dataset.over_length == "Drop" else "cut"
+    read = f"{completed.training.max_length:,} tokens"
+    return [("longest record", read, f"longer ones are {longer}; `tensafe inspect` counts them")]
 
 
 def _frozen(trained: Sequence[int] | None, plan: Plan) -> list[Row]:
