@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "extending" / "status-condition.md"
 REASONS = "crds/tensafe_api/reasons.py"
 CONDITIONS = "operator/tensafe_operator/decision/conditions.py"
 PLACES = {
-    REASONS: (r"\n\n\nclass EventReason\(", r"\n\n    @property\n    def phase\(self\)"),
+    REASONS: (r"\n\n\nclass EventReason\(", r"\n\n    @classmethod\n    def named"),
     CONDITIONS: (r"\n\n\nRULES: ", r"\n\}\n\n\ndef set_conditions\("),
 }
 """The pattern in front of which each block of the page belongs, in the order of the page."""
@@ -75,7 +75,7 @@ def test_condition_of_the_page_is_reported(tree: Path) -> None:
     assert done.returncode == 0, done.stderr
     before, after, message, others = done.stdout.splitlines()
     assert (before, after, others) == ("False Training", "True StepsRecharged", "Training")
-    assert message.startswith("3 steps were charged a second time: Lower checkpoint.everySteps")
+    assert message.startswith("3 steps were charged a second time: For the next job, lower checkpoint.everySteps")
 
 
 TEST = """
@@ -108,6 +108,14 @@ def test_generated_files_receive_the_condition(tree: Path) -> None:
             name = path.relative_to(tree)
             if path.suffix in (".yaml", ".md") and path.read_bytes() != (ROOT / name).read_bytes():
                 assert f"- `{name}`\n" in page
+
+
+def test_tests_of_conditions_and_reasons_pass(tree: Path) -> None:
+    for name in ("tests/api/test_reasons.py", "tests/operator/decision/test_conditions.py"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+    done = run(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/api", "tests/operator")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_type_without_a_rule_fails_the_tests_of_conditions(tree: Path) -> None:

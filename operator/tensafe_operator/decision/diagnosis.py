@@ -6,12 +6,12 @@ It is one of these, in this order; the first one is reported, in the words of th
 2. The API server, or a kubelet, refuses an object: for a quota, a policy, a Secret that is missing, an image.
 3. A pod fails right after its start, again and again (`failed_pods`).
 4. KubeRay does nothing with a RayJob, although the next step is its own.
-5. A pod waits for too long: for its volumes and its network, or for a scheduler with its gang, gates and queue.
+5. A pod waits for too long: for its volumes and its network, or for a scheduler with its gang and gates.
 6. The scheduler finds no node for a pod. It is reported at once, but an autoscaler may add a node: a user has to act
    only after NODE_SECONDS.
 
-The job continues without another step of the user once the cause is removed. `kubectl tensafe explain` knows more about
-single causes.
+A job that a queue holds back is not blocked (`attempts.is_queued`). The job continues without another step of the user
+once the cause is removed. `kubectl tensafe explain` knows more about single causes, and about queues.
 """
 
 from __future__ import annotations

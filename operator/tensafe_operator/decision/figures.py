@@ -1,4 +1,4 @@
-"""Figures: the privacy figures that a decision needs, and that the accountant computes beside the queue.
+"""Figures: the privacy figures that a decision needs, and that the accountant computes beside the work queue.
 
 A decision never computes one, because that takes up to ten seconds. It asks for it (`Draft.ask`) and gets None until
 the accountant has it. The job is then decided on again.
