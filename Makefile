@@ -24,11 +24,11 @@ FAST := $(PYTEST) -n 2 --dist worksteal -m "not (slow or ray or model or cluster
 SLOW := $(PYTEST) -n 2 --dist worksteal -m "slow and not (ray or model or cluster or nightly or e2e)"
 # Ray's own processes fill both cores, so these tests run one after the other.
 SMOKE := $(PYTEST) -m "smoke and ray" tests/trainer_image/distributed
-CLUSTER_SMOKE := $(PYTEST) -n 2 -m "smoke and cluster" tests/operator
+CLUSTER_SMOKE := $(PYTEST) -n 2 --dist worksteal -m "smoke and cluster" tests/operator
 # Each of the two processes has its own control plane. Go builds it on the first run, in about six minutes.
-CLUSTER := $(PYTEST) -n 2 -m "cluster and not nightly"
+CLUSTER := $(PYTEST) -n 2 --dist worksteal -m "cluster and not nightly"
 # What takes minutes and rarely changes: most of these tests need a program that Go builds for minutes.
-NIGHTLY := $(PYTEST) -n 2 -m nightly
+NIGHTLY := $(PYTEST) -n 2 --dist worksteal -m nightly
 # The tests of one file share a Ray cluster. While one file waits for its processes to start, another one runs.
 RAY := $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "(ray or model) and not nightly"
 ifneq ($(COVERAGE),)
