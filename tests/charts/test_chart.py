@@ -142,6 +142,16 @@ def test_chart_has_the_version_and_the_crds_of_the_project() -> None:
     assert not [each for each in without if each in expected]
 
 
+def test_chart_whose_links_were_dropped_is_refused(tmp_path: Path) -> None:
+    """Flux leaves links out of what it fetches. Without the policies, no one keeps others from writing ledgers."""
+    chart = shutil.copytree(CHART, tmp_path / CHART.name)
+    shutil.rmtree(chart / "files" / "crds")
+    done = helm("template", "tensafe", str(chart), check=False)
+    assert done.returncode != 0
+    assert "helm package" in done.stderr
+    assert not [each for each in render_chart({"crds.enabled": False}, chart=chart) if "CustomResource" in each["kind"]]
+
+
 def test_deployment_sets_every_setting_of_the_operator() -> None:
     pod = named(render_chart(EVERYTHING), "Deployment")["spec"]["template"]["spec"]
     container = pod["containers"][0]
