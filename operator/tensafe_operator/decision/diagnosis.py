@@ -54,11 +54,10 @@ _NOT_SERVED = (
     "The API server does not serve RayJobs of ray.io/v1: KubeRay is not installed, is too old, or its CRD is being "
     "replaced. Running pods continue"
 )
-_REFUSED = (
-    *("FailedToCreateHeadPod", "FailedToCreateWorkerPod", "FailedToCreateRayCluster", "FailedToCreateService"),
-    Reason.FORBIDDEN.value,
-)
-"""Reasons of KubeRay's Events, and of the operator's own requests, that the API server refuses."""
+_NOT_CREATED = ("FailedToCreateHeadPod", "FailedToCreateWorkerPod", "FailedToCreateRayCluster", "FailedToCreateService")
+"""Reasons of KubeRay's Events on its requests that the API server refuses."""
+_EXISTS = "already exists"
+"""How the API server refuses to create an object twice. KubeRay tries that while its cache lacks the new object."""
 _IN_CREATION = (None, "ContainerCreating", "PodInitializing")
 _IMAGE_REASONS = (
     *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"),
@@ -171,7 +170,8 @@ def _refusal_of_warning(warning: ClusterWarning) -> Blocker | None:
         return Blocker(Reason.UNKNOWN_FIELD, about, text, Fix.KUBERAY_FIELD)
     if warning.reason == Reason.NAME_TAKEN:
         return Blocker(Reason.NAME_TAKEN, about, text)
-    return Blocker(Reason.FORBIDDEN, about, text) if warning.reason in _REFUSED else None
+    refused = warning.reason in _NOT_CREATED and _EXISTS not in text
+    return Blocker(Reason.FORBIDDEN, about, text) if refused or warning.reason == Reason.FORBIDDEN else None
 
 
 def _refusals_of_pod(pod: Object) -> Iterator[Blocker]:

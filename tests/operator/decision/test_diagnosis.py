@@ -94,6 +94,7 @@ def test_blocker_names_its_reason_and_object(observed: Observed, reason: Reason,
         observe(pod(containerStatuses=[{"name": "ray", "state": {"waiting": {}}}])),
         observe(pod(phase="Running", conditions=[{"type": "Ready", "status": "True"}])),
         warned("Pod", "FailedMount", "driver name efs.csi.aws.com not found in the list of CSI drivers"),
+        warned("RayJob", "FailedToCreateRayCluster", 'rayclusters.ray.io "x-1-abcde" already exists'),
     ],
 )
 def test_normal_start_is_not_blocked(observed: Observed) -> None:
