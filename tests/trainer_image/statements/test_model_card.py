@@ -110,6 +110,6 @@ def test_no_text_becomes_markup_or_front_matter(text: str, make: Any) -> None:
     front = yaml.safe_load(after.split("\n---\n")[0])
     assert front["license"] == front["differential_privacy"]["mechanism"] == text
     assert front.keys() == yaml.safe_load(before.split("\n---\n")[0]).keys()
-    (code,) = re.findall(r"```python\n(.*?)\n```", after, re.DOTALL)
-    compile(code, "card", "exec")
-    assert len(code.splitlines()) == 4
+    code, as_before = (re.findall(r"```python\n(.*?)\n```", card, re.DOTALL) for card in (after, before))
+    compile(code[0], "card", "exec")
+    assert [len(each.splitlines()) for each in code] == [len(each.splitlines()) for each in as_before] == [2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,42 +69,26 @@ def test_step_with_states_runs_no_layer_of_the_model(
     assert weights(job) and not ran
 
 
-LOAD = """
-import json, sys
-import torch
-from peft import PeftModel
-from transformers import AutoModelForTokenClassification, AutoTokenizer
-
-base = AutoModelForTokenClassification.from_pretrained(sys.argv[1], num_labels=2, ignore_mismatched_sizes=True)
-model = PeftModel.from_pretrained(base, sys.argv[2])
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-inputs = tokenizer("w1 w2 w3 w4 w5", return_tensors="pt")
-with torch.no_grad():
-    logits = model.eval()(**inputs).logits[0].mean(dim=0)
-assert "tensorguard" not in sys.modules
-print(json.dumps(logits.tolist()))
-"""
-
-
 @pytest.mark.slow
 def test_adapter_classifies_a_text_without_this_software_by_the_recipe_of_its_card(tmp_path: Path) -> None:
     job = Job.make(tmp_path / "run", *HEAD, "spec.cluster.workers=1", kind=CLASSES)
     job.train_alone()
-    folder = tmp_path / "adapter"
-    folder.mkdir()
     for name, content in job.store().read("final").items():
-        (folder / name).write_bytes(content)
-    model = job.job.spec.model.name
-    done = subprocess.run([sys.executable, "-c", LOAD, model, str(folder)], capture_output=True, text=True, check=True)
-    found = weights(job)
+        (tmp_path / name).write_bytes(content)
+    (recipe,) = re.findall(r"```python\n(.*?)```", (tmp_path / "README.md").read_text(), re.DOTALL)
+    recipe = recipe.replace('"DIR"', repr(str(tmp_path))).replace("a text to classify", "w1 w2 w3 w4 w5")
+    show = "import json, sys\nassert 'tensorguard' not in sys.modules\nprint(json.dumps(logits.tolist()))"
+    done = subprocess.run([sys.executable, "-c", recipe + show], capture_output=True, text=True, check=True)
+    *_, named, shown = done.stdout.splitlines()
+    found, model = weights(job), job.job.spec.model.name
     encoder = transformers.AutoModel.from_pretrained(model).eval()
     inputs = transformers.AutoTokenizer.from_pretrained(model)("w1 w2 w3 w4 w5", return_tensors="pt")
     with torch.no_grad():
         mean = encoder(**inputs).last_hidden_state[0].mean(dim=0)
     (weight,), (bias,) = ([found[name] for name in found if name.endswith(end)] for end in ("weight", "bias"))
-    assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx((weight @ mean + bias).tolist(), abs=1e-5)
-    (recipe,) = [line for line in LOAD.splitlines() if "logits[0]" in line]
-    assert recipe.strip() in (folder / "README.md").read_text()
+    logits = weight @ mean + bias
+    assert json.loads(shown) == pytest.approx(logits.tolist(), abs=1e-5)
+    assert named == f"LABEL_{int(logits.argmax())}"
 
 
 def test_defaults_are_a_hundred_steps_on_all_units() -> None:

@@ -149,29 +149,13 @@ def _snippet(job: TenSafeTrainingJob, uri: str) -> list[str]:
     """Python code that loads the adapter with peft and transformers alone."""
     from tensorguard.models.tasks import task_of
 
-    spec = job.spec
-    place = _path(uri)
-    task, labels = task_of(spec), ""
-    face = task.auto_class
-    if task.contract.classes:
-        labels = f", num_labels={spec.model.num_labels}"
-        if names := spec.model.label_names:
-            labels = f", id2label={dict(enumerate(names))}"
-        labels += ", ignore_mismatched_sizes=True"  # the checkpoint may have another classifier
-    base = _base(job)
-    quantised = f"# trained beside an {spec.model.quantization} base: on this whole one, results can differ a little"
-    place_of_adapter = "adapter" if "://" in place or _encrypts(job) else place
-    new = "# transformers may warn that the classifier of the base model is new: the adapter's replaces it"
+    model, place = job.spec.model, _path(uri)
+    adapter = "adapter" if "://" in place or _encrypts(job) else place
+    quantised = f"# trained beside an {model.quantization} base: on this whole one, results can differ a little"
     return [
         *_first(job, place),
-        "from peft import PeftModel",
-        f"from transformers import {face}, {task.processor_class}",
-        *([new] if labels else []),
-        *([quantised] if spec.model.quantization else []),
-        f"base = {face}.from_pretrained({base!r}{labels})",
-        f"model = PeftModel.from_pretrained(base, {place_of_adapter!r})",
-        _processor(task.processor_class, base),
-        *task.example_lines(),
+        *([quantised] if model.quantization else []),
+        *task_of(job.spec).loading_lines(repr(_base(job)), repr(adapter), model.label_names),
     ]
 
 
@@ -194,13 +178,6 @@ def _init_from(plan: Plan, uri: str, claimed: int) -> list[str]:
         f"  uri: {_path(uri)}",
         f"  earlierSteps: {earlier_steps_yaml([*mechanism.earlier_steps, own])}",
     ]
-
-
-def _processor(face: str, base: str) -> str:
-    """The line that loads what prepares the model's inputs."""
-    if face == "AutoTokenizer":
-        return f"tokenizer = {face}.from_pretrained({base!r})"
-    return f'processor = {face}.from_pretrained({base!r}, backend="pil")  # as in the training'
 
 
 def _base(job: TenSafeTrainingJob) -> str:

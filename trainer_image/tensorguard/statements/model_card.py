@@ -48,7 +48,7 @@ def render_model_card(
     """The model card of the adapter that the statement `raw` is about.
 
     Args:
-        use: Python that tries the loaded model.
+        use: Python that loads the adapter at ADAPTER beside the model at BASE, and tries it (`Task.loading_lines`).
         encrypted: whether the weights beside the card are encrypted.
 
     Raises:

@@ -51,7 +51,7 @@ class Checkpointer:
 
     Attributes:
         statement_inputs: from (ledger, step, the adapter's digest), what the statement is computed from.
-        use: Python for the model card that tries the trained model (`Task.example_lines`).
+        use: Python for the model card that loads the adapter and tries it (`Task.loading_lines`).
         keep: how many checkpoints that are not final are kept.
         acquired_as: attempt and incarnation of the writer.
         signing_key: signs the checkpoints; None: they are not signed.

@@ -439,7 +439,7 @@ class Worker:
             ),
             keep=components.job.spec.checkpoint.keep,
             acquired_as=self._acquired_as,
-            use=task_of(components.job.spec).example_lines(),
+            use=task_of(components.job.spec).loading_lines("BASE", "ADAPTER"),
             signing_key=self._signing_key,
             recipients=self._recipients,
         )

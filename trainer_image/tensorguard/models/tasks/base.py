@@ -136,11 +136,38 @@ class Task(ABC):
         return {}
 
     def example_lines(self) -> Sequence[str]:
-        """Python that tries the trained `model`; `tensafe run` prints it at the end.
+        """Python that tries the trained `model`; `loading_lines` ends with it.
 
         `base` is the base model. `tokenizer` is its tokenizer, or `processor` what `processor_class` loads otherwise.
         """
         return ()
+
+    def loading_lines(self, base: str, adapter: str, label_names: Sequence[str] = ()) -> list[str]:
+        """Python that loads a trained adapter with transformers and peft alone, and tries it.
+
+        Args:
+            base: where transformers finds the base model, as a Python expression.
+            adapter: where the adapter is, as another one.
+            label_names: names of the classes, which the lines then print instead of numbers.
+        """
+        labels = f", id2label={dict(enumerate(label_names))}" if label_names else f", num_labels={self.labels}"
+        # The checkpoint may have another classifier.
+        labels = f"{labels}, ignore_mismatched_sizes=True" if self.contract.classes else ""
+        new = "# transformers may warn that the classifier of the base model is new: the adapter's replaces it"
+        processor = (
+            f"tokenizer = AutoTokenizer.from_pretrained({base})"
+            if self.processor_class == "AutoTokenizer"
+            else f'processor = {self.processor_class}.from_pretrained({base}, backend="pil")  # as in the training'
+        )
+        return [
+            "from peft import PeftModel",
+            f"from transformers import {self.auto_class}, {self.processor_class}",
+            *([new] if labels else []),
+            f"base = {self.auto_class}.from_pretrained({base}{labels})",
+            f"model = PeftModel.from_pretrained(base, {adapter})",
+            processor,
+            *self.example_lines(),
+        ]
 
     def dummy_labels(self, inputs: Mapping[str, torch.Tensor], generator: torch.Generator) -> torch.Tensor:
         """Public random labels for the self-test, as a micro-batch has them, for the dummy `inputs` of `Rows`.
