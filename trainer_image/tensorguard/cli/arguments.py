@@ -128,5 +128,6 @@ def add_manifest_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FIELD=VALUE",
         action="append",
         default=[],
-        help="replace one field for this call, such as spec.training.steps=20; can be repeated",
+        help="replace one field for this call, such as spec.training.steps=20, or remove it with FIELD=null; "
+        "can be repeated",
     )
