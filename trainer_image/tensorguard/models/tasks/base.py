@@ -147,12 +147,12 @@ class Task(ABC):
 
         Args:
             base: where transformers finds the base model, as a Python expression.
-            adapter: where the adapter is, as another one.
+            adapter: where the adapter is, also as a Python expression.
             label_names: names of the classes, which the lines then print instead of numbers.
         """
-        labels = f", id2label={dict(enumerate(label_names))}" if label_names else f", num_labels={self.labels}"
-        # The checkpoint may have another classifier.
-        labels = f"{labels}, ignore_mismatched_sizes=True" if self.contract.classes else ""
+        classes = f"id2label={dict(enumerate(label_names))}" if label_names else f"num_labels={self.labels}"
+        # The checkpoint of the base model may have a classifier of another size.
+        labels = f", {classes}, ignore_mismatched_sizes=True" if self.contract.classes else ""
         new = "# transformers may warn that the classifier of the base model is new: the adapter's replaces it"
         processor = (
             f"tokenizer = AutoTokenizer.from_pretrained({base})"
