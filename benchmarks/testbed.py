@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.fakes.kuberay import install_kuberay_crds, kuberay_command
+from tests.support.fakes.kuberay import ALL_CRDS, install_kuberay_crds, kuberay_command
 from tests.support.programs.controlplane import ControlPlane, free_ports
 from tests.support.roles import install_roles
 
@@ -191,7 +191,7 @@ class Testbed:
         plane = self.plane
         plane.start()
         plane.kubectl("apply", "-f", str(ROOT / "crds"))
-        install_kuberay_crds(plane)
+        install_kuberay_crds(plane, ALL_CRDS)
         for namespace in NAMESPACES:
             plane.kubectl("create", "namespace", namespace)
         self.kubeconfig = install_roles(plane)

@@ -37,11 +37,26 @@ def unstarted(tmp_path: Path) -> Iterator[OperatorHarness]:
         made.stop()
 
 
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> OperatorHarness:
+    """A control plane that has our CRDs, KubeRay's and the chart's roles, and no object of a job. It does not run."""
+    made = OperatorHarness(tmp_path_factory.mktemp("saved"))
+    try:
+        made.start()
+        made.plane.save()
+    finally:
+        made.plane.stop()
+    return made
+
+
 @pytest.fixture
-def plane(unstarted: OperatorHarness) -> OperatorHarness:
-    """A control plane of the test's own, for operators that run as processes."""
-    unstarted.start()
-    return unstarted
+def plane(saved: OperatorHarness, tmp_path: Path) -> Iterator[OperatorHarness]:
+    """A control plane for this test alone, which may kill its servers and start operators as processes."""
+    made = saved.restored(tmp_path)
+    try:
+        yield made
+    finally:
+        made.stop()
 
 
 @pytest.fixture

@@ -20,11 +20,16 @@ from tests.support.roles import install_roles
 
 
 class OperatorHarness:
-    """A control plane for one test, whose servers the test may kill, and operators that use it."""
+    """A control plane for one test, whose servers the test may kill, and operators that use it.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: for the logs of the operators, and for a new control plane.
+        plane: a control plane that is not running; a new one by default.
+    """
+
+    def __init__(self, folder: Path, plane: ControlPlane | None = None) -> None:
         self.folder = folder
-        self.plane = ControlPlane(folder / "plane")
+        self.plane = plane or ControlPlane(folder / "plane")
         self.operators: list[OperatorProcess] = []
 
     def start(self, *, kinds: bool = True, **values: Any) -> None:
@@ -37,6 +42,13 @@ class OperatorHarness:
         if kinds:
             self.install_our_crds()
             install_kuberay_crds(self.plane)
+
+    def restored(self, folder: Path) -> OperatorHarness:
+        """A harness on the control plane of this one, with the data that was saved."""
+        made = OperatorHarness(folder, self.plane)
+        made.kubeconfig, made.settings = self.kubeconfig, self.settings
+        self.plane.restore()
+        return made
 
     def install_our_crds(self) -> None:
         self.plane.kubectl("apply", "-f", str(Path(__file__).parents[2] / "crds"))

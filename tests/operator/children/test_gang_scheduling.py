@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.fakes.kuberay import kuberay_command
+from tests.support.fakes.kuberay import ALL_CRDS, install_kuberay_crds, kuberay_command
 from tests.support.job_harness import JobHarness
 from tests.support.job_objects import admitted, ray_job_of
 from tests.support.polling import wait_until
@@ -95,6 +95,7 @@ def with_podgroups(control_plane: ControlPlane, cluster: JobHarness) -> JobHarne
 @pytest.fixture
 def kuberay(scheduler: str, with_podgroups: JobHarness, tmp_path: Path) -> Iterator[Processes]:
     """KubeRay's operator for one namespace and one batch scheduler."""
+    install_kuberay_crds(with_podgroups.plane, ALL_CRDS)
     (port,) = free_ports(1)
     processes = Processes(tmp_path)
     try:

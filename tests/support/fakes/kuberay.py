@@ -6,6 +6,8 @@ created: the operator reads only its name, which is in the RayJob's status.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tensafe_operator.names import RAY_CLUSTER_LABEL, RAY_NODE_TYPE
 from tests.support.fakes import statuses
 from tests.support.programs import versions
@@ -13,16 +15,22 @@ from tests.support.programs.api_server import ApiServer, Object, key_of
 from tests.support.programs.controlplane import ControlPlane
 from tests.support.programs.gotools import module_source, program
 
+READ_CRDS = ("rayclusters", "rayjobs")
+"""What our operator reads."""
+ALL_CRDS = (*READ_CRDS, "rayservices", "raycronjobs")
+"""What KubeRay's own operator needs."""
 
-def install_kuberay_crds(plane: ControlPlane) -> None:
-    """Install KubeRay's CRDs, from its Go module."""
+
+def install_kuberay_crds(plane: ControlPlane, names: Sequence[str] = READ_CRDS) -> None:
+    """Install KubeRay's CRDs, from its Go module. They are large: the API server needs seconds for each."""
     folder = module_source("kuberay", versions.KUBERAY_MODULE) / "config" / "crd" / "bases"
-    plane.kubectl("apply", "--server-side", "-f", str(folder))
+    files = [f"--filename={folder / f'ray.io_{name}.yaml'}" for name in names]
+    plane.kubectl("apply", "--server-side", *files)
     plane.wait_for_crds()
 
 
 def kuberay_command(plane: ControlPlane, namespace: str, port: int) -> list[str]:
-    """The command of KubeRay's own operator, for one namespace. Loopback's `port` has its health."""
+    """The command of KubeRay's own operator, for one namespace, which needs `ALL_CRDS`. Its health is on `port`."""
     return [
         str(program("kuberay", versions.KUBERAY_MODULE)),
         f"--kubeconfig={plane.admin}",

@@ -14,6 +14,7 @@ import datetime
 import functools
 import ipaddress
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -77,6 +78,21 @@ class ControlPlane:
     def start(self) -> None:
         """Start all servers, and return once the API server is ready."""
         self.issue()
+        self.start_etcd()
+        self.start_api_server()
+        self.start_controller_manager()
+
+    def save(self) -> None:
+        """Stop all servers, and save what the API server has stored."""
+        self.stop()
+        shutil.copytree(self.folder / "etcd", self.folder / "saved")
+
+    def restore(self) -> None:
+        """Start all servers with what `save` has saved, which takes a third of the time of a new control plane."""
+        self.stop()
+        shutil.rmtree(self.folder / "etcd")
+        shutil.copytree(self.folder / "saved", self.folder / "etcd")
+        (self.folder / "audit.jsonl").unlink()
         self.start_etcd()
         self.start_api_server()
         self.start_controller_manager()
@@ -216,7 +232,8 @@ class ControlPlane:
 
     def _start(self, name: str, command: Path, flags: Mapping[str, object]) -> None:
         arguments = [f"--{flag}={value}" for flag, value in flags.items()]
-        self.processes.start(name, [str(command), *arguments], {"GOMAXPROCS": "2"})
+        # GOGC: memory is cheaper here than collecting garbage, which is a third of the API server's time by default.
+        self.processes.start(name, [str(command), *arguments], {"GOMAXPROCS": "2", "GOGC": "400"})
 
     def _write_kubeconfig(self, name: str, credentials: Mapping[str, str]) -> Path:
         cluster = {
