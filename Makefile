@@ -30,7 +30,7 @@ CLUSTER := $(PYTEST) -n 2 --dist worksteal -m "cluster and not nightly"
 # What takes minutes and rarely changes: most of these tests need a program that Go builds for minutes.
 NIGHTLY := $(PYTEST) -n 2 --dist worksteal -m nightly
 # The tests of one file share a Ray cluster. While one file waits for its processes to start, another one runs.
-RAY := $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "(ray or model) and not nightly"
+RAY := $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "(ray or model) and not (smoke or nightly)"
 ifneq ($(COVERAGE),)
 MEASURED := --cov --cov-branch --cov-report=term:skip-covered
 FAST += $(MEASURED)
