@@ -100,7 +100,7 @@ def main() -> int:
         help="the ε to keep, one after the other (default 8 3 1)",
     )
     parser.add_argument(
-        "--steps", type=int, help="steps of a run (default: those of the data set, and of a head alone)"
+        "--steps", type=int, help="steps of a run (default: the workload's; with fewer the accuracies mean nothing)"
     )
     parser.add_argument(
         "--rows", type=int, help="rows to train and to test on (default: all; with fewer the accuracies mean nothing)"
@@ -125,7 +125,8 @@ def main() -> int:
         return 0
     means = [_train_all(workload, epsilon, options) for epsilon in options.epsilons]
     gaps = [each["lora"] - each["opacus"] for each in means if each.keys() >= {"lora", "opacus"}]
-    return int(min(gaps, default=0) < -0.01 and options.steps is None and options.rows is None)
+    whole = (options.steps or workload.steps) >= workload.steps and options.rows is None
+    return int(whole and min(gaps, default=0) < -0.01)
 
 
 def _train_all(workload: Workload, epsilon: float, options: argparse.Namespace) -> dict[str, float]:
@@ -167,7 +168,7 @@ def _train_all(workload: Workload, epsilon: float, options: argparse.Namespace) 
     for part, accuracies in found.items():
         error = math.sqrt(_variance(accuracies) / len(accuracies))
         print(
-            f"{workload.name}, epsilon {epsilon:g}, {len(seeds)} seeds: {part} {means[part]:.4f} ± {error:.4f}",
+            f"{workload.name}, epsilon {epsilon:g}, mean of {len(seeds)}: {part} {means[part]:.4f} ± {error:.4f}",
             flush=True,
         )
     return means

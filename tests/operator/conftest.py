@@ -39,7 +39,7 @@ def unstarted(tmp_path: Path) -> Iterator[OperatorHarness]:
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorHarness]:
-    """A control plane that has our CRDs, KubeRay's and the chart's roles, and no object of a job. It does not run."""
+    """A control plane that has our CRDs, KubeRay's and the chart's roles, and no job. Its servers are stopped."""
     made = OperatorHarness(tmp_path_factory.mktemp("saved"))
     try:
         made.start()

@@ -16,7 +16,7 @@ from tests.support.programs.controlplane import ControlPlane
 from tests.support.programs.gotools import module_source, program
 
 READ_CRDS = ("rayclusters", "rayjobs")
-"""What our operator reads."""
+"""Enough where KubeRay's own operator does not run."""
 ALL_CRDS = (*READ_CRDS, "rayservices", "raycronjobs")
 """What KubeRay's own operator needs."""
 

@@ -78,9 +78,7 @@ class ControlPlane:
     def start(self) -> None:
         """Start all servers, and return once the API server is ready."""
         self.issue()
-        self.start_etcd()
-        self.start_api_server()
-        self.start_controller_manager()
+        self._start_all()
 
     def save(self) -> None:
         """Stop all servers, and save what the API server has stored."""
@@ -93,6 +91,9 @@ class ControlPlane:
         shutil.rmtree(self.folder / "etcd")
         shutil.copytree(self.folder / "saved", self.folder / "etcd")
         (self.folder / "audit.jsonl").unlink()
+        self._start_all()
+
+    def _start_all(self) -> None:
         self.start_etcd()
         self.start_api_server()
         self.start_controller_manager()
