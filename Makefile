@@ -42,7 +42,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test test-fast test-all test-cluster test-nightly e2e images package lint format crds docs docs-site \
-  crash mutants bench gpu
+  crash mutants bench bench-noise bench-accuracy bench-step bench-kernels bench-operator gpu
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -121,11 +121,21 @@ crash: setup ## kill the trainer at random moments, KILLS=200 times: epsilon mus
 mutants: setup ## break the privacy code on purpose, in about sixty ways: a named test must fail
 	$(PY) -u tests/mutants/run.py
 
-bench: setup ## compare with Opacus (needs SST-2: see benchmarks/README.md) and with KubeRay's operator (needs Go)
+bench: bench-noise bench-accuracy bench-step bench-kernels bench-operator ## compare with Opacus (needs SST-2: see benchmarks/README.md) and with KubeRay's operator (needs Go)
+
+bench-noise: setup
 	$(PY) -m benchmarks.noise $(if $(SHORT),--settings 1)
+
+bench-accuracy: setup
 	$(PY) -m benchmarks.accuracy $(if $(SHORT),--seeds 1 --epsilons 8 --steps 2 --rows 600)
+
+bench-step: setup
 	$(PY) -m benchmarks.step $(if $(SHORT),--rounds 1 --repeats 1)
+
+bench-kernels: setup
 	$(PY) -m benchmarks.kernels $(if $(SHORT),--rows 1 3 --precisions fp32 bf16 --repeats 1)
+
+bench-operator: setup
 	$(PY) -m benchmarks.operator $(if $(SHORT),--jobs 10 --parts memory burst kuberay)
 
 gpu: setup ## what a private step costs on a GPU: exactness, time, memory, and the peers (says so where there is none)
