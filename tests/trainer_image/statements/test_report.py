@@ -127,6 +127,14 @@ def test_job_with_a_target_that_hides_nothing_may_have_started_without_paying_fo
             build_report(make(noise_distance=1e-19, **changes))
 
 
+def test_distance_of_the_trainings_before_counts(full: dict[str, Any]) -> None:
+    build_report(full)
+    changed = copy.deepcopy(full)
+    changed["startedFrom"]["noiseDistance"] = "1e-5"
+    with pytest.raises(StatementError, match="δ does not pay"):
+        build_report(changed)
+
+
 def test_distance_that_is_no_number_pays_nothing(make: Any) -> None:
     changed = copy.deepcopy(make())
     changed["mechanism"] |= {"dimension": 0, "noiseDistancePerDraw": "1e999"}
