@@ -130,10 +130,10 @@ bench-accuracy: setup
 	$(PY) -m benchmarks.accuracy $(if $(SHORT),--seeds 1 --epsilons 8 --steps 2 --rows 600)
 
 bench-step: setup
-	$(PY) -m benchmarks.step $(if $(SHORT),--rounds 1 --repeats 1)
+	$(PY) -m benchmarks.step $(if $(SHORT),--rounds 1 --repeats 1 --threads 1)
 
 bench-kernels: setup
-	$(PY) -m benchmarks.kernels $(if $(SHORT),--rows 1 3 --precisions fp32 bf16 --repeats 1)
+	$(PY) -m benchmarks.kernels $(if $(SHORT),--rows 1 3 --precisions fp32 bf16 --repeats 1 --threads 1)
 
 bench-operator: setup
 	$(PY) -m benchmarks.operator $(if $(SHORT),--jobs 10 --parts memory burst kuberay)

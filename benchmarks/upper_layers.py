@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.upper_layers
 
-A Llama with random weights and eight layers, of which the last two have LoRA factors, on 32 records of 128 tokens, in
+A Llama with random weights and eight layers, of which the last two have LoRA factors, on 128 records of 128 tokens, in
 one process with two threads and bf16. The variants take turns for a few rounds. A ratio compares two steps of one
 round. With `--all` all layers are trained: then nothing is left out, and a step must not be slower.
 """
@@ -39,7 +39,7 @@ SIZE = Size(
     heads=8,
     key_value_heads=4,
     length=128,
-    batch=32,
+    batch=128,
     rank=8,
     high_rank=8,
     adapted=tuple(range(3 * LAYERS // 4, LAYERS)),
