@@ -123,6 +123,8 @@ mutants: setup ## break the privacy code on purpose, in about sixty ways: a name
 
 bench: bench-noise bench-accuracy bench-step bench-kernels bench-operator ## compare with Opacus (needs SST-2: see benchmarks/README.md) and with KubeRay's operator (needs Go)
 
+# Without --jobs they run one after the other, as times must be measured. CI runs two short forms beside each other, so
+# these have one thread.
 bench-noise: setup
 	$(PY) -m benchmarks.noise $(if $(SHORT),--settings 1)
 

@@ -127,7 +127,7 @@ def test_job_with_a_target_that_hides_nothing_may_have_started_without_paying_fo
             build_report(make(noise_distance=1e-19, **changes))
 
 
-def test_distance_of_the_trainings_before_counts(full: dict[str, Any]) -> None:
+def test_noise_distance_of_earlier_trainings_counts(full: dict[str, Any]) -> None:
     build_report(full)
     changed = copy.deepcopy(full)
     changed["startedFrom"]["noiseDistance"] = "1e-5"
