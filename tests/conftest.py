@@ -45,5 +45,5 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 def namespace(control_plane: ControlPlane) -> str:
     """A new namespace for the test, with its default service account."""
     name = f"clinic-{next(_NUMBERS)}"
-    control_plane.kubectl("create", "namespace", name)
+    control_plane.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     return name

@@ -30,8 +30,8 @@ def test_job_is_deleted_after_its_ttl_and_its_ledger_stays(cluster: JobHarness) 
     ledger = cluster.status()["ledgerName"]
     cluster.now += 100
     cluster.reconcile(passes=1)
-    assert cluster.get("tsj", cluster.name) is None
-    assert cluster.get("privacyledger", ledger)
+    assert cluster.get("TenSafeTrainingJob", cluster.name) is None
+    assert cluster.get("PrivacyLedger", ledger)
     assert cluster.reconcile() is None, "nothing is left to do"
 
 

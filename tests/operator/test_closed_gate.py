@@ -38,12 +38,12 @@ def install_older_crds(plane: OperatorHarness) -> None:
 
 def stalled(plane: OperatorHarness, name: str) -> str:
     """The reason for which a job is stalled; empty if it is not."""
-    conditions = ((plane.get("tsj", name) or {}).get("status") or {}).get("conditions", ())
+    conditions = ((plane.get("TenSafeTrainingJob", name) or {}).get("status") or {}).get("conditions", ())
     return "".join(each["reason"] for each in conditions if (each["type"], each["status"]) == ("Stalled", "True"))
 
 
 def job(plane: OperatorHarness, name: str) -> dict[str, Any]:
-    found = plane.get("tsj", name)
+    found = plane.get("TenSafeTrainingJob", name)
     assert found is not None
     return found
 
@@ -76,7 +76,7 @@ def test_no_figure_falls_and_no_job_starts_until_the_crds_are_back(plane: Operat
     plane.apply("new", changes=STARTED_FROM)
     plane.wait_until(lambda: plane.started("new") and plane.started("late"), 120)
     assert is_ready(operator)
-    ledger = plane.get("pledger", job(plane, "new")["status"]["ledgerName"])
+    ledger = plane.get("PrivacyLedger", job(plane, "new")["status"]["ledgerName"])
     assert ledger is not None and ledger["spec"]["mechanism"]["earlierSteps"] == EARLIER_STEPS
     plane.wait_until(lambda: not stalled(plane, "one"))
     after = job(plane, "one")

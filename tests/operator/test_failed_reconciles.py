@@ -25,7 +25,7 @@ def test_failed_reconcile_is_reported_once_and_the_next_successful_one_removes_t
         broken.setattr("tensafe_operator.reconcile.decide", fail)
         with pytest.raises(KeyError):
             cluster.reconcile(passes=1)
-        reported = cluster.get("tsj", "claims-triage") or {}
+        reported = cluster.get("TenSafeTrainingJob", "claims-triage") or {}
         stalled = cluster.condition("Stalled")
         assert (stalled["status"], stalled["reason"]) == ("True", "InternalError")
         assert "KeyError" in stalled["message"] and "diagnosis" not in json.dumps(reported)
@@ -33,7 +33,7 @@ def test_failed_reconcile_is_reported_once_and_the_next_successful_one_removes_t
         cluster.now += 60
         with pytest.raises(KeyError):
             cluster.reconcile(passes=1)
-        assert cluster.get("tsj", "claims-triage") == reported, "the same failure is not written again"
+        assert cluster.get("TenSafeTrainingJob", "claims-triage") == reported, "the same failure is not written again"
     cluster.reconcile(passes=1)
     assert cluster.condition("Stalled")["status"] == "False"
     assert without_stalled(cluster.status()) == without_stalled(before)

@@ -79,7 +79,7 @@ def objects_of(cluster: JobHarness) -> dict[str, list[str]]:
 
 def job_volume(cluster: JobHarness) -> str:
     """The name of the ConfigMap that the pods of the first attempt mount."""
-    ray_job = cluster.get("rayjob", "claims-triage-a1") or {}
+    ray_job = cluster.get("RayJob", "claims-triage-a1") or {}
     volumes = ray_job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["volumes"]
     return str(next(each["configMap"]["name"] for each in volumes if each["name"] == "job"))
 
@@ -95,10 +95,10 @@ def assert_started_once(cluster: JobHarness) -> None:
         "networkpolicy": ["claims-triage"],
     }
     assert cluster.ledger()["spec"]["keySecretName"] in found["secret"]
-    ray_job = cluster.get("rayjob", "claims-triage-a1") or {}
+    ray_job = cluster.get("RayJob", "claims-triage-a1") or {}
     assert ray_job["metadata"]["annotations"][names.TLS_SECRET] in found["secret"]
     assert [each["number"] for each in status["attempts"]] == [1]
-    assert status["ledgerUID"] == (cluster.get("privacyledger", ledger) or {})["metadata"]["uid"]
+    assert status["ledgerUID"] == (cluster.get("PrivacyLedger", ledger) or {})["metadata"]["uid"]
     assert status["phase"] == "Starting"
 
 
@@ -129,7 +129,7 @@ def test_failing_requests_only_delay_a_job(cluster: JobHarness, seed: int) -> No
     cluster.apply()
     FailingClient.seed, FailingClient.counts = seed, Counter()
     tries = 0
-    while cluster.get("rayjob", "claims-triage-a1") is None:
+    while cluster.get("RayJob", "claims-triage-a1") is None:
         tries += 1
         assert tries < 60
         with contextlib.suppress(ApiUnavailable, ApiError):  # the work queue would retry
@@ -145,10 +145,10 @@ def test_deleted_ray_job_is_followed_by_the_next_attempt_once_its_pods_are_delet
     cluster.now += 60
     cluster.reconcile()
     assert cluster.status()["attempts"][0]["reason"] == "WorkerLost"
-    assert cluster.get("rayjob", "claims-triage-a2") is None, "a pod of the first attempt could still charge"
+    assert cluster.get("RayJob", "claims-triage-a2") is None, "a pod of the first attempt could still charge"
     delete_pod(cluster, pod.name)
     cluster.reconcile()
-    assert cluster.get("rayjob", "claims-triage-a2") is not None
+    assert cluster.get("RayJob", "claims-triage-a2") is not None
     assert cluster.status()["privacy"]["stepsCharged"] == 5
 
 
@@ -172,9 +172,9 @@ def test_job_applied_again_waits_for_the_ray_job_that_a_finalizer_holds(cluster:
     held = json.dumps({"metadata": {"finalizers": ["ray.io/rayjob-finalizer"]}})
     patch = ("-n", cluster.namespace, "patch", "rayjob", "claims-triage-a1", "--type=merge", "-p")
     cluster.plane.kubectl(*patch, held)
-    old = (cluster.get("rayjob", "claims-triage-a1") or {})["metadata"]["uid"]
+    old = (cluster.get("RayJob", "claims-triage-a1") or {})["metadata"]["uid"]
     cluster.plane.kubectl("-n", cluster.namespace, "delete", "tsj", cluster.name)
-    wait_until(lambda: "deletionTimestamp" in (cluster.get("rayjob", "claims-triage-a1") or {})["metadata"])
+    wait_until(lambda: "deletionTimestamp" in (cluster.get("RayJob", "claims-triage-a1") or {})["metadata"])
 
     cluster.apply()
     cluster.reconcile()
@@ -182,9 +182,9 @@ def test_job_applied_again_waits_for_the_ray_job_that_a_finalizer_holds(cluster:
     assert (stalled["status"], stalled["reason"]) == ("True", "NameTaken")
     assert "claims-triage-a1" in stalled["message"]
     cluster.plane.kubectl(*patch, json.dumps({"metadata": {"finalizers": None}}))
-    wait_until(lambda: cluster.get("rayjob", "claims-triage-a1") is None)
+    wait_until(lambda: cluster.get("RayJob", "claims-triage-a1") is None)
     cluster.reconcile()
-    assert (cluster.get("rayjob", "claims-triage-a1") or {})["metadata"]["uid"] != old
+    assert (cluster.get("RayJob", "claims-triage-a1") or {})["metadata"]["uid"] != old
     assert cluster.condition("Stalled")["status"] == "False"
 
 
@@ -194,7 +194,7 @@ NO_LABELS = {"metadata": {"labels": None}}
 
 @pytest.mark.parametrize("patch", [None, OPENED, NO_LABELS], ids=["deleted", "opened", "without labels"])
 def test_network_policy_is_brought_back_while_the_job_trains(cluster: JobHarness, patch: dict[str, Any] | None) -> None:
-    assert_brought_back(cluster, "networkpolicy", "claims-triage", patch)
+    assert_brought_back(cluster, "NetworkPolicy", "claims-triage", patch)
 
 
 def assert_brought_back(cluster: JobHarness, kind: str, name: str, patch: dict[str, Any] | None) -> None:
@@ -218,7 +218,7 @@ def assert_brought_back(cluster: JobHarness, kind: str, name: str, patch: dict[s
 @pytest.mark.parametrize("recreated", [False, True], ids=["deleted", "recreated"])
 def test_ledger_deleted_by_force_ends_the_job(cluster: JobHarness, recreated: bool) -> None:
     cluster.start_training()
-    ledger = cluster.get("privacyledger", cluster.status()["ledgerName"])
+    ledger = cluster.get("PrivacyLedger", cluster.status()["ledgerName"])
     assert ledger is not None
     forget(cluster, ledger["metadata"]["uid"])
     if recreated:
@@ -230,23 +230,23 @@ def test_ledger_deleted_by_force_ends_the_job(cluster: JobHarness, recreated: bo
     status = cluster.status()
     assert (status["phase"], cluster.condition("Failed")["reason"]) == ("Failed", "LedgerLost")
     assert status["privacy"]["stepsCharged"] == 5, "the known charges stay"
-    assert cluster.get("rayjob", "claims-triage-a1") is None
+    assert cluster.get("RayJob", "claims-triage-a1") is None
     cluster.now += 4000
     cluster.reconcile()
-    assert cluster.get("rayjob", "claims-triage-a2") is None
+    assert cluster.get("RayJob", "claims-triage-a2") is None
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Suspended", "Starting", "Running", "Succeeded", "Failed"])
 def test_job_can_be_deleted_in_each_phase_and_its_ledger_stays(cluster: JobHarness, phase: str) -> None:
     bring_to(cluster, phase)
     ledger = cluster.status().get("ledgerName")
-    before = cluster.get("privacyledger", ledger) if ledger else None
+    before = cluster.get("PrivacyLedger", ledger) if ledger else None
     cluster.plane.kubectl("-n", cluster.namespace, "delete", "tsj", cluster.name)
     cluster.reconcile()
     wait_until(lambda: not any(left for kind, left in objects_of(cluster).items() if kind != "privacyledger"))
     assert objects_of(cluster)["privacyledger"] == ([ledger] if before else [])
     if before:
-        assert cluster.get("privacyledger", ledger) == before
+        assert cluster.get("PrivacyLedger", ledger) == before
     cluster.apply()
     cluster.reconcile()
     assert cluster.status()["ledgerName"] != ledger

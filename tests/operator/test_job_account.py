@@ -17,13 +17,13 @@ ROLE = {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/records"}
 
 
 def worker_account(cluster: JobHarness) -> str:
-    ray_job = cluster.get("rayjob", "claims-triage-a1") or {}
+    ray_job = cluster.get("RayJob", "claims-triage-a1") or {}
     (workers,) = ray_job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     return str(workers["template"]["spec"]["serviceAccountName"])
 
 
 def bound_accounts(cluster: JobHarness, account: str) -> list[str]:
-    bound = cluster.get("rolebinding", names.role_binding_name(account)) or {}
+    bound = cluster.get("RoleBinding", names.role_binding_name(account)) or {}
     return [each["name"] for each in bound["subjects"]]
 
 
@@ -35,13 +35,13 @@ def test_jobs_share_an_account_which_an_administrator_may_annotate(cluster: JobH
     cluster.reconcile()
     assert worker_account(cluster) == cluster.ledger()["spec"]["serviceAccountName"] == names.TRAINER_ACCOUNT
     assert bound_accounts(cluster, names.TRAINER_ACCOUNT) == [names.TRAINER_ACCOUNT]
-    shared = cluster.get("serviceaccount", names.TRAINER_ACCOUNT)
+    shared = cluster.get("ServiceAccount", names.TRAINER_ACCOUNT)
     assert shared is not None and shared["metadata"]["annotations"] == ROLE
     assert shared["automountServiceAccountToken"] is False
 
     cluster.plane.kubectl("-n", cluster.namespace, "delete", "tsj", cluster.name)
     cluster.reconcile()
-    assert cluster.get("serviceaccount", names.TRAINER_ACCOUNT), "it belongs to no job"
+    assert cluster.get("ServiceAccount", names.TRAINER_ACCOUNT), "it belongs to no job"
 
 
 def test_account_of_a_job_gets_the_rights_and_is_left_as_it_is(cluster: JobHarness) -> None:
@@ -49,13 +49,13 @@ def test_account_of_a_job_gets_the_rights_and_is_left_as_it_is(cluster: JobHarne
     cluster.reconcile()
     assert worker_account(cluster) == "trainer"
     assert bound_accounts(cluster, "trainer") == ["trainer"]
-    assert cluster.get("serviceaccount", names.TRAINER_ACCOUNT) is None
+    assert cluster.get("ServiceAccount", names.TRAINER_ACCOUNT) is None
 
 
 def test_object_that_the_job_owns_without_controlling_it_is_not_taken(cluster: JobHarness) -> None:
     """Any user may add an owner to an object. Only the operator's own objects are controlled by the job."""
     cluster.apply()
-    uid = (cluster.get("tsj", cluster.name) or {})["metadata"]["uid"]
+    uid = (cluster.get("TenSafeTrainingJob", cluster.name) or {})["metadata"]["uid"]
     owner = {"apiVersion": "tensafe.io/v1alpha1", "kind": "TenSafeTrainingJob", "name": cluster.name, "uid": uid}
     policy: dict[str, Any] = {
         "apiVersion": "networking.k8s.io/v1",
@@ -65,5 +65,5 @@ def test_object_that_the_job_owns_without_controlling_it_is_not_taken(cluster: J
     }
     cluster.plane.kubectl("-n", cluster.namespace, "create", "-f", "-", text=json.dumps(policy))
     cluster.reconcile()
-    assert cluster.get("rayjob", "claims-triage-a1") is None
+    assert cluster.get("RayJob", "claims-triage-a1") is None
     assert cluster.condition("Stalled")["reason"] == "NameTaken"

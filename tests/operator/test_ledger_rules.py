@@ -10,6 +10,7 @@ import pytest
 
 from tensafe_operator.decision.parsing import parse_ledger_status
 from tests.support.ledger_objects import SPEC, LedgerObject, Pod, charged_status, make_pod
+from tests.support.programs.api_server import RequestRejected
 from tests.support.programs.controlplane import ControlPlane
 
 pytestmark = [pytest.mark.cluster, pytest.mark.smoke]
@@ -134,7 +135,7 @@ def test_spec_never_changes(ledger: LedgerObject, control_plane: ControlPlane) -
 
 @pytest.mark.parametrize("rate", ["0", "1.5", "NaN", "inf", "-0.1", "0x1p-2", "half"])
 def test_figures_of_a_ledger_must_be_numbers_in_range(rate: str, control_plane: ControlPlane, namespace: str) -> None:
-    with pytest.raises(AssertionError, match="sampleRate"):
+    with pytest.raises(RequestRejected, match="sampleRate"):
         LedgerObject(control_plane, namespace, mechanism={**SPEC["mechanism"], "sampleRate": rate})
 
 

@@ -60,7 +60,7 @@ def test_job_of_nine_lines_starts_with_the_image_the_queue_and_the_nodes_of_its_
     apply_profile(cluster.plane)
     apply_job(cluster)
     cluster.reconcile()
-    ray_job, spec = cluster.get("rayjob", "claims-triage-a1"), yaml.safe_load(PROFILE)["spec"]
+    ray_job, spec = cluster.get("RayJob", "claims-triage-a1"), yaml.safe_load(PROFILE)["spec"]
     pod = worker_pod(ray_job)
     assert ray_job is not None
     assert ray_job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == spec["queueName"]
@@ -82,10 +82,10 @@ def test_job_waits_until_its_profile_is_created(cluster: JobHarness) -> None:
     assert (stalled["status"], stalled["reason"]) == ("True", "ProfileMissing")
     assert cluster.status()["blocker"]["object"] == "TenSafeClusterProfile gpu-a"
     assert cluster.status()["phase"] == "Pending" and wake is not None and wake <= cluster.now + 10
-    assert cluster.get("rayjob", "claims-triage-a1") is None
+    assert cluster.get("RayJob", "claims-triage-a1") is None
     apply_profile(cluster.plane)
     cluster.reconcile()
-    assert cluster.get("rayjob", "claims-triage-a1")
+    assert cluster.get("RayJob", "claims-triage-a1")
     assert cluster.condition("Stalled")["status"] == "False"
 
 
@@ -104,7 +104,7 @@ def test_operator_without_the_right_to_read_profiles_says_so(cluster: JobHarness
 
     def started() -> bool:
         cluster.reconcile()
-        return cluster.get("rayjob", "claims-triage-a1") is not None
+        return cluster.get("RayJob", "claims-triage-a1") is not None
 
     wait_until(started)  # a new binding takes effect after a moment
 
@@ -118,7 +118,7 @@ def test_profile_that_makes_the_job_invalid_stalls_it_until_it_is_corrected(clus
     assert "gpu-a" in stalled["message"] and "tolerations must have a key" in stalled["message"]
     apply_profile(cluster.plane)
     cluster.reconcile()
-    assert cluster.get("rayjob", "claims-triage-a1")
+    assert cluster.get("RayJob", "claims-triage-a1")
 
 
 def test_edited_profile_reaches_the_next_attempt(cluster: JobHarness) -> None:
@@ -131,7 +131,7 @@ def test_edited_profile_reaches_the_next_attempt(cluster: JobHarness) -> None:
     cluster.reconcile()
     cluster.now += 400
     cluster.reconcile()
-    first, second = (worker_pod(cluster.get("rayjob", f"claims-triage-a{number}")) for number in (1, 2))
+    first, second = (worker_pod(cluster.get("RayJob", f"claims-triage-a{number}")) for number in (1, 2))
     assert second["nodeSelector"] == {"pool": "b"} != first["nodeSelector"]
     assert second["containers"][0]["image"] == "registry.example/trainer:2", "nothing was trained with the first one"
 

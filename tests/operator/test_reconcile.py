@@ -30,16 +30,16 @@ def test_job_from_apply_to_its_model_and_its_deletion(cluster: JobHarness) -> No
     cluster.apply()
     cluster.reconcile()
     assert cluster.status()["phase"] == "Starting"
-    ray_job = cluster.get("rayjob", "claims-triage-a1")
+    ray_job = cluster.get("RayJob", "claims-triage-a1")
     assert ray_job is not None and ray_job["spec"]["submissionMode"] == "HTTPMode"
     volumes = ray_job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["volumes"]
     tls_secret = ray_job["metadata"]["annotations"][names.TLS_SECRET]
     for kind, name in (
-        ("secret", cluster.ledger()["spec"]["keySecretName"]),
-        ("secret", tls_secret),
-        ("configmap", next(each["configMap"]["name"] for each in volumes if each["name"] == "job")),
-        ("networkpolicy", "claims-triage"),
-        ("rolebinding", "tensafe-trainer-trainer"),
+        ("Secret", cluster.ledger()["spec"]["keySecretName"]),
+        ("Secret", tls_secret),
+        ("ConfigMap", next(each["configMap"]["name"] for each in volumes if each["name"] == "job")),
+        ("NetworkPolicy", "claims-triage"),
+        ("RoleBinding", "tensafe-trainer-trainer"),
     ):
         assert cluster.get(kind, name), kind
 
@@ -60,19 +60,19 @@ def test_job_from_apply_to_its_model_and_its_deletion(cluster: JobHarness) -> No
     assert cluster.status()["phase"] == "Succeeded"
     assert cluster.status()["finalModel"]["uri"] == "s3://models/final"
     assert cluster.status()["keyDeleted"] is True
-    assert cluster.get("secret", cluster.ledger()["spec"]["keySecretName"]) is None
-    assert cluster.get("secret", tls_secret) is None
-    assert cluster.get("rayjob", "claims-triage-a1"), "it is kept for its logs"
+    assert cluster.get("Secret", cluster.ledger()["spec"]["keySecretName"]) is None
+    assert cluster.get("Secret", tls_secret) is None
+    assert cluster.get("RayJob", "claims-triage-a1"), "it is kept for its logs"
     where = ("-n", cluster.namespace)
     cluster.plane.kubectl(*where, "wait", "tsj/claims-triage", "--for=condition=Succeeded", "--timeout=5s")
 
     cluster.now += 4000
     cluster.reconcile()
-    assert cluster.get("rayjob", "claims-triage-a1") is None
+    assert cluster.get("RayJob", "claims-triage-a1") is None
     ledger = cluster.status()["ledgerName"]
     cluster.plane.kubectl(*where, "delete", "tsj", "claims-triage")
     cluster.reconcile()
-    assert cluster.get("privacyledger", ledger), "what was spent stays spent"
+    assert cluster.get("PrivacyLedger", ledger), "what was spent stays spent"
 
 
 def test_nothing_is_written_if_nothing_changes(cluster: JobHarness) -> None:
@@ -80,10 +80,10 @@ def test_nothing_is_written_if_nothing_changes(cluster: JobHarness) -> None:
     cluster.reconcile()
     cluster.now += 60
     cluster.reconcile()
-    before = cluster.get("tsj", "claims-triage")
+    before = cluster.get("TenSafeTrainingJob", "claims-triage")
     cluster.now += 10
     cluster.reconcile(passes=2)
-    assert cluster.get("tsj", "claims-triage") == before
+    assert cluster.get("TenSafeTrainingJob", "claims-triage") == before
 
 
 def test_job_applied_again_under_the_same_name_gets_another_ledger(cluster: JobHarness) -> None:
@@ -95,7 +95,7 @@ def test_job_applied_again_under_the_same_name_gets_another_ledger(cluster: JobH
     cluster.reconcile()
     second = cluster.status()["ledgerName"]
     assert first != second
-    assert cluster.get("privacyledger", first) and cluster.get("privacyledger", second)
+    assert cluster.get("PrivacyLedger", first) and cluster.get("PrivacyLedger", second)
 
 
 def test_suspended_job_is_a_dry_run(cluster: JobHarness) -> None:
@@ -104,24 +104,24 @@ def test_suspended_job_is_a_dry_run(cluster: JobHarness) -> None:
     status = cluster.status()
     assert status["phase"] == "Suspended"
     assert float(status["privacy"]["noiseMultiplier"]) > 0
-    assert cluster.get("rayjob", "claims-triage-a1") is None
+    assert cluster.get("RayJob", "claims-triage-a1") is None
     cluster.apply(spec__suspend=False)
     cluster.reconcile()
-    assert cluster.get("rayjob", "claims-triage-a1")
+    assert cluster.get("RayJob", "claims-triage-a1")
 
 
 def test_quota_is_reported_and_the_job_continues_once_it_is_removed(cluster: JobHarness) -> None:
     quota = ("-n", cluster.namespace, "create", "quota", "few", "--hard=count/rayjobs.ray.io=0")
     cluster.plane.kubectl(*quota)
     cluster.apply()
-    wait_until(lambda: bool((cluster.get("quota", "few") or {}).get("status", {}).get("hard")))
+    wait_until(lambda: bool((cluster.get("ResourceQuota", "few") or {}).get("status", {}).get("hard")))
     cluster.reconcile()
     cluster.reconcile()
     assert cluster.condition("Stalled")["reason"] in ("QuotaExceeded", "Forbidden")
     assert "few" in cluster.condition("Stalled")["message"]
     cluster.plane.kubectl("-n", cluster.namespace, "delete", "quota", "few")
     cluster.reconcile()
-    assert cluster.get("rayjob", "claims-triage-a1")
+    assert cluster.get("RayJob", "claims-triage-a1")
 
 
 class CountingClient(ApiClient):
@@ -143,7 +143,7 @@ def test_job_with_256_workers_starts_blocks_and_runs_with_few_requests(
     cluster.apply(spec__cluster__workers=256)
     cluster.reconcile()
     cluster.set_ray_job_status(statuses.initializing("claims-triage-a1-x", statuses.now()))
-    ray_job, rank_0 = cluster.get("rayjob", "claims-triage-a1"), cluster.create_worker_pod()
+    ray_job, rank_0 = cluster.get("RayJob", "claims-triage-a1"), cluster.create_worker_pod()
     assert ray_job is not None
     others = [f"other-{number}" for number in range(255)]
     ready = {"status": statuses.ready_pod(statuses.now())}
@@ -263,11 +263,11 @@ def test_job_that_a_finalizer_keeps_ends_its_training_when_it_is_deleted(cluster
     cluster.plane.kubectl(*where, "delete", "tsj", cluster.name, "--wait=false")
     cluster.charge(pod, 9)
     cluster.reconcile()
-    assert cluster.get("rayjob", "claims-triage-a1") is None
+    assert cluster.get("RayJob", "claims-triage-a1") is None
     assert cluster.status()["privacy"]["stepsCharged"] == 9
     released = json.dumps({"metadata": {"finalizers": None}})
     cluster.plane.kubectl(*where, "patch", "tsj", cluster.name, "--type=merge", "-p", released)
-    wait_until(lambda: cluster.get("tsj", cluster.name) is None)
+    wait_until(lambda: cluster.get("TenSafeTrainingJob", cluster.name) is None)
 
 
 def test_attempt_does_not_end_while_the_api_server_does_not_serve_ray_jobs(cluster: JobHarness) -> None:

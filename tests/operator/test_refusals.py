@@ -148,7 +148,7 @@ def test_webhook_that_does_not_answer_is_named_in_the_status(cluster: JobHarness
         stalled = cluster.condition("Stalled")
         assert (stalled["status"], stalled["reason"]) == ("True", "Forbidden")
         assert "rayjobs.site.example" in stalled["message"] and "webhook" in stalled["message"]
-    wait_until(lambda: (cluster.reconcile(), cluster.get("rayjob", "claims-triage-a1"))[1] is not None, 60)
+    wait_until(lambda: (cluster.reconcile(), cluster.get("RayJob", "claims-triage-a1"))[1] is not None, 60)
     assert cluster.condition("Stalled")["status"] == "False"
 
 
@@ -158,7 +158,7 @@ def resume_without(cluster: JobHarness, **wrong: Any) -> None:
     cluster.reconcile()
     cluster.apply(spec__suspend=False)
     cluster.reconcile()
-    assert cluster.get("rayjob", "claims-triage-a1") is not None
+    assert cluster.get("RayJob", "claims-triage-a1") is not None
     assert cluster.condition("Stalled")["status"] == "False"
 
 
@@ -170,7 +170,7 @@ def test_misspelt_field_that_kuberay_would_drop_stops_the_start(cluster: JobHarn
     stalled = cluster.condition("Stalled")
     assert (stalled["status"], stalled["reason"]) == ("True", "UnknownField")
     assert "affinity.nodeAffinity.requiredDuringScheduling" in stalled["message"]
-    assert cluster.get("rayjob", "claims-triage-a1") is None
+    assert cluster.get("RayJob", "claims-triage-a1") is None
     resume_without(cluster, spec__cluster__affinity=misspelt)
 
 
@@ -207,7 +207,7 @@ def test_network_policy_that_cannot_exist_is_corrected_in_the_chart(cluster: Job
 
 def answer_to_head_pod(cluster: JobHarness) -> str:
     """The message of the Event that KubeRay writes when the API server refuses the head's pod."""
-    template = (cluster.get("rayjob", "claims-triage-a1") or {})["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]
+    template = (cluster.get("RayJob", "claims-triage-a1") or {})["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]
     metadata = {"name": "x-head", "namespace": cluster.namespace}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
     made = cluster.plane.kubectl("create", "--dry-run=server", "-f", "-", text=json.dumps(pod), check=False)
@@ -216,7 +216,8 @@ def answer_to_head_pod(cluster: JobHarness) -> str:
 
 def state_of_refused_pod(cluster: JobHarness, message: str) -> JobState:
     warning = ClusterWarning("RayCluster", "claims-triage-a1-x", "FailedToCreateHeadPod", message)
-    return starting_state(Observed(cluster.get("tsj", cluster.name) or {}, warnings=(warning,)), Phase.STARTING)
+    job = cluster.get("TenSafeTrainingJob", cluster.name) or {}
+    return starting_state(Observed(job, warnings=(warning,)), Phase.STARTING)
 
 
 def test_limit_range_with_a_default_below_the_request_has_its_fix(cluster: JobHarness) -> None:
@@ -261,6 +262,6 @@ def test_ray_job_that_the_api_server_cannot_store_stalls_its_job(cluster: JobHar
     manifest = changed(MINIMAL, {"metadata.namespace": cluster.namespace, **own})
     cluster.plane.kubectl("create", "-f", "-", text=json.dumps(manifest))
     cluster.reconcile()
-    assert cluster.get("rayjob", "claims-triage-a1") is None
+    assert cluster.get("RayJob", "claims-triage-a1") is None
     assert cluster.condition("Stalled")["reason"] == "Forbidden"
     assert cluster.condition("Stalled")["message"].startswith("RayJob claims-triage-a1: etcdserver: ")

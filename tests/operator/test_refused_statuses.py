@@ -45,7 +45,7 @@ def test_policy_that_refuses_the_status_is_named_in_one_event_and_explained(
     wait_until_refused(cluster, spec__suspend=True)
     with pytest.raises(ApiError):
         cluster.reconcile(passes=1)
-    job = cluster.get("tsj", cluster.name) or {}
+    job = cluster.get("TenSafeTrainingJob", cluster.name) or {}
     (event,) = (each for each in warnings_about(cluster) if each["involvedObject"]["uid"] == job["metadata"]["uid"])
     assert event["reason"] == "Forbidden" and event["message"].endswith(Reason.FORBIDDEN.fix)
     found = diagnose(Seen(job, warnings=[event]), cluster.now)
@@ -61,7 +61,7 @@ def test_policy_that_refuses_some_statuses_is_no_failure_of_the_operator(
     has_no_attempt = "!has(object.status) || !has(object.status.attempts)"
     platform_team("UPDATE", "tensafe.io", "tensafetrainingjobs/status", unless=has_no_attempt)
     wait_until_refused(cluster)
-    job = cluster.get("tsj", cluster.name) or {}
+    job = cluster.get("TenSafeTrainingJob", cluster.name) or {}
     assert "InternalError" not in json.dumps(job)
     found = diagnose(Seen(job, warnings=warnings_about(cluster)), cluster.now)
     assert found.reason == "Forbidden" and "the platform team owns this object" in found.what

@@ -65,7 +65,7 @@ def test_job_without_the_newer_field_runs_under_newer_crds(newer_crd: None, clus
     cluster.apply()
     cluster.reconcile()
     assert cluster.status()["phase"] == "Starting"
-    assert cluster.get("rayjob", "claims-triage-a1")
+    assert cluster.get("RayJob", "claims-triage-a1")
 
 
 def test_job_with_a_newer_field_waits_for_the_upgrade_of_the_operator(newer_crd: None, cluster: JobHarness) -> None:
@@ -76,7 +76,7 @@ def test_job_with_a_newer_field_waits_for_the_upgrade_of_the_operator(newer_crd:
     assert "spec.newField" in stalled["message"] and cluster.status()["phase"] == "Pending"
     cluster.apply()  # without the field: as if the operator knew it
     cluster.reconcile()
-    assert cluster.get("rayjob", "claims-triage-a1")
+    assert cluster.get("RayJob", "claims-triage-a1")
 
 
 def test_operator_that_was_rolled_back_reads_a_newer_status(newer_crd: None, cluster: JobHarness) -> None:
@@ -102,7 +102,7 @@ def test_next_attempt_after_an_upgrade_has_the_image_of_the_first(cluster: JobHa
     cluster.plane.kubectl("-n", cluster.namespace, "delete", "pods", "--all", "--grace-period=0", "--force")
     cluster.now += 400
     cluster.reconcile()
-    second = cluster.get("rayjob", "claims-triage-a2")
+    second = cluster.get("RayJob", "claims-triage-a2")
     assert second is not None
     (group,) = second["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     assert group["template"]["spec"]["containers"][0]["image"] == "localhost/trainer:1"

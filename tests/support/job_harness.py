@@ -6,7 +6,6 @@ The operator's `reconcile` runs in the test's process, under the chart's roles. 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from tensafe_api.resources.job import KIND
+from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_operator import names
 from tensafe_operator.accountant import Accountant
 from tensafe_operator.apply import Refused
@@ -84,7 +85,7 @@ class JobHarness:
     def apply(self, **changes: Any) -> None:
         dotted = {path.replace("__", "."): value for path, value in changes.items()}
         manifest = changed(MINIMAL, {**SMALL, "metadata.namespace": self.namespace, **dotted})
-        self.plane.kubectl("apply", "-f", "-", text=json.dumps(manifest))
+        self.plane.api.apply(manifest)
 
     def reconcile(self, passes: int = 5, *, api: type[ApiClient] = ApiClient, patient: bool = True) -> float | None:
         """Reconcile the job several times, each time until it has no further step; return the time of the next
@@ -121,11 +122,10 @@ class JobHarness:
         return asyncio.run(run())
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        done = self.plane.kubectl("-n", self.namespace, "get", kind, name, "-o", "json", check=False)
-        return None if done.returncode else dict(json.loads(done.stdout))
+        return self.plane.api.find(kind, self.namespace, name)
 
     def status(self) -> dict[str, Any]:
-        found = self.get("tsj", self.name)
+        found = self.get(KIND, self.name)
         assert found is not None
         return dict(found["status"])
 
@@ -138,13 +138,10 @@ class JobHarness:
 
     def create_worker_pod(self, attempt: int = 1) -> Pod:
         """Create the pod of rank 0, with the service account that the job names. It is ready."""
-        uid = (self.get("tsj", self.name) or {})["metadata"]["uid"]
+        uid = (self.get(KIND, self.name) or {})["metadata"]["uid"]
         labels = {names.JOB_UID: uid, names.ATTEMPT: str(attempt), "ray.io/node-type": "worker"}
         pod = make_pod(self.plane, self.namespace, "trainer", **labels)
-        ready = json.dumps({"status": statuses.ready_pod()})
-        self.plane.kubectl(
-            "-n", self.namespace, "patch", "pod", pod.name, "--subresource=status", "--type=merge", "-p", ready
-        )
+        self.plane.api.patch("Pod", self.namespace, pod.name, {"status": statuses.ready_pod()}, "status")
         return pod
 
     def start_training(self) -> Pod:
@@ -159,7 +156,7 @@ class JobHarness:
         return pod
 
     def ledger(self) -> dict[str, Any]:
-        found = self.get("privacyledger", self.status()["ledgerName"])
+        found = self.get(LEDGER_KIND, self.status()["ledgerName"])
         assert found is not None
         return found
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tensafe_api.resources.ledger import LEDGER_KIND
+from tests.support.programs.api_server import RequestRejected
 from tests.support.programs.controlplane import ControlPlane
 
 _NUMBERS = itertools.count(1)
@@ -49,19 +50,19 @@ class Pod:
 
 def make_pod(plane: ControlPlane, namespace: str, account: str, **labels: str) -> Pod:
     """Create a pod with the service account `account`, which is created if it is missing."""
-    plane.kubectl("-n", namespace, "create", "serviceaccount", account, check=False)
+    if plane.api.find("ServiceAccount", namespace, account) is None:
+        metadata = {"name": account, "namespace": namespace}
+        plane.api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
     bind_trainer_role(plane, namespace, account)
     name = f"worker-{next(_NUMBERS)}"
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "labels": labels},
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
         "spec": {"serviceAccountName": account, "containers": [{"name": "ray", "image": "localhost/none"}]},
     }
-    created = plane.kubectl("-n", namespace, "create", "-o", "json", "-f", "-", text=json.dumps(pod))
-    uid = json.loads(created.stdout)["metadata"]["uid"]
-    bound = ("--bound-object-kind=Pod", f"--bound-object-name={name}", f"--bound-object-uid={uid}")
-    token = plane.kubectl("-n", namespace, "create", "token", account, *bound).stdout.strip()
+    uid = plane.api.create(pod)["metadata"]["uid"]
+    token = plane.api.token(namespace, account, {"kind": "Pod", "apiVersion": "v1", "name": name, "uid": uid})
     return Pod(name, uid, token, plane.kubeconfig_of_token(name, token))
 
 
@@ -74,11 +75,12 @@ def bind_trainer_role(plane: ControlPlane, namespace: str, account: str) -> None
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "tensafe-trainer"},
         "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
     }
-    plane.kubectl("apply", "-f", "-", text=json.dumps(binding))
+    if plane.api.find("RoleBinding", namespace, account) is None:
+        plane.api.create(binding)
 
 
 class LedgerObject:
-    """One PrivacyLedger, which tests write with kubectl."""
+    """One PrivacyLedger, which tests write."""
 
     def __init__(self, plane: ControlPlane, namespace: str, *, name: str = "claims-triage", **spec: Any) -> None:
         self.plane, self.namespace, self.name = plane, namespace, name
@@ -88,12 +90,12 @@ class LedgerObject:
             "metadata": {"name": name, "namespace": namespace},
             "spec": {**SPEC, **spec},
         }
-        plane.kubectl("create", "-f", "-", text=json.dumps(document))
+        plane.api.create(document)
 
     def get(self) -> dict[str, Any]:
-        found = self.plane.kubectl("-n", self.namespace, "get", "privacyledger", self.name, "-o", "json")
-        result: dict[str, Any] = json.loads(found.stdout)
-        return result
+        found = self.plane.api.find(LEDGER_KIND, self.namespace, self.name)
+        assert found is not None
+        return found
 
     def write(self, status: dict[str, Any] | None, pod: Pod | None) -> str:
         """Replace the status with `pod`'s token, or as an administrator.
@@ -105,13 +107,11 @@ class LedgerObject:
         document.pop("status", None)
         if status is not None:
             document["status"] = copy.deepcopy(status)
-        done = self.plane.kubectl(
-            *("-n", self.namespace, "replace", "--subresource=status", "-f", "-"),
-            text=json.dumps(document),
-            kubeconfig=pod.kubeconfig if pod else None,
-            check=False,
-        )
-        return done.stderr if done.returncode else ""
+        try:
+            (self.plane.api_as(pod.kubeconfig) if pod else self.plane.api).replace(document, "status")
+        except RequestRejected as error:
+            return str(error)
+        return ""
 
 
 def charged_status(pod: Pod, **changes: Any) -> dict[str, Any]:

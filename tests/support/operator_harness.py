@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -11,10 +10,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tensafe_api.resources.job import KIND
 from tests.support.fakes.kuberay import install_kuberay_crds
 from tests.support.manifests import MINIMAL, changed
 from tests.support.operator_process import OperatorProcess
 from tests.support.polling import TIMEOUT_SECONDS, wait_until
+from tests.support.programs.api_requests import RESOURCES
 from tests.support.programs.controlplane import ControlPlane
 from tests.support.roles import install_roles
 
@@ -83,12 +84,10 @@ class OperatorHarness:
 
     def apply(self, name: str, namespace: str = "clinic", changes: Mapping[str, Any] = MappingProxyType({})) -> None:
         job = changed(MINIMAL, {"metadata.name": name, "metadata.namespace": namespace, **changes})
-        # As Argo CD and Helm do: the API server then drops a field that the schema does not know, without an error.
-        self.plane.kubectl("apply", "--validate=ignore", "-f", "-", text=json.dumps(job))
+        self.plane.api.apply(job)
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        done = self.plane.kubectl("-n", "clinic", "get", kind, name, "-o", "json", check=False)
-        return None if done.returncode else dict(json.loads(done.stdout))
+        return self.plane.api.find(kind, "clinic", name)
 
     def wait_until(self, condition: Callable[[], object], seconds: float = TIMEOUT_SECONDS) -> None:
         """Wait until a condition holds, for so many seconds in which the CPUs were available. Operators that lose their
@@ -104,19 +103,18 @@ class OperatorHarness:
 
     def ray_jobs(self) -> list[str]:
         """Names of all RayJobs."""
-        names = ("get", "rayjob", "-o", "jsonpath={.items[*].metadata.name}")
-        return sorted(self.plane.kubectl("-n", "clinic", *names).stdout.split())
+        found = self.plane.api.send("GET", RESOURCES["RayJob"].path("clinic"))["items"]
+        return sorted(each["metadata"]["name"] for each in found)
 
     def started(self, name: str, attempt: int = 1) -> bool:
         """Whether the status has the start time of this attempt, the last part of a start that is written."""
-        status = (self.get("tsj", name) or {}).get("status") or {}
+        status = (self.get(KIND, name) or {}).get("status") or {}
         return any(each["number"] == attempt and "startTime" in each for each in status.get("attempts", ()))
 
     def lease(self) -> tuple[str, str]:
         """The holder of the Lease, and the time of its renewal."""
-        query = ("get", "lease", "tensafe-operator", "-o", "jsonpath={.spec.holderIdentity} {.spec.renewTime}")
-        holder, renewed = self.plane.kubectl("-n", "tensafe-system", *query).stdout.split(" ")
-        return holder, renewed
+        spec = (self.plane.api.find("Lease", "tensafe-system", "tensafe-operator") or {})["spec"]
+        return spec.get("holderIdentity", ""), spec["renewTime"]
 
     def kubeconfig_through(self, proxy: FreezableProxy) -> Path:
         """The operator's kubeconfig with the address of a proxy."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tensafe_api.reasons import Phase, Reason
+from tensafe_api.resources.job import KIND
 from tensafe_api.resources.status import Attempt, Progress, Status
 from tensafe_operator import names
 from tensafe_operator.decision.blockers import Blocker
@@ -26,6 +27,7 @@ from tests.support.fakes.kuberay import install_kuberay_crds
 from tests.support.ledger_objects import SPEC, LedgerObject, Pod, make_pod
 from tests.support.manifests import MINIMAL, changed
 from tests.support.polling import TIMEOUT_SECONDS
+from tests.support.programs.api_requests import RESOURCES
 from tests.support.programs.controlplane import ControlPlane
 
 NAME = "claims-triage"
@@ -131,20 +133,24 @@ class Team:
     def kubectl(self, *arguments: str, text: str | None = None) -> str:
         return self.plane.kubectl("-n", self.namespace, *arguments, text=text).stdout
 
+    def create(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Create an object in the namespace; return it."""
+        return self.plane.api.create(changed(document, {"metadata.namespace": self.namespace}))
+
     def create_job(self, name: str = NAME, status: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
         """Create a job, with a status if one is given; return it."""
         dotted = {path.replace("__", "."): value for path, value in changes.items()}
-        self.kubectl("create", "-f", "-", text=json.dumps(changed(MINIMAL, {"metadata.name": name, **dotted})))
+        self.create(changed(MINIMAL, {"metadata.name": name, **dotted}))
         if status is not None:
             self.write_status(status, name)
         return self.job(name)
 
     def job(self, name: str = NAME) -> dict[str, Any]:
-        return dict(json.loads(self.kubectl("get", "tsj", name, "-o", "json")))
+        return self.plane.api.send("GET", RESOURCES[KIND].path(self.namespace, name))
 
     def write_status(self, status: dict[str, Any], name: str = NAME) -> None:
         """Replace the fields of a job's status, as the operator does."""
-        self.kubectl("patch", "tsj", name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+        self.plane.api.patch(KIND, self.namespace, name, {"status": status}, "status")
 
     def create_pod(
         self, name: str, job: dict[str, Any], role: str, status: dict[str, Any] | None = None, **spec: Any
@@ -157,18 +163,16 @@ class Team:
             "metadata": {"name": name, "labels": labels},
             "spec": {"containers": [{"name": f"ray-{role}", "image": "localhost/none"}], **spec},
         }
-        self.kubectl("create", "-f", "-", text=json.dumps(pod))
+        self.create(pod)
         if status is not None:
-            patch = json.dumps({"status": status})
-            self.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", patch)
+            self.plane.api.patch("Pod", self.namespace, name, {"status": status}, "status")
 
     def create_ray_job(self, name: str) -> str:
         """Create a RayJob; return its UID."""
         install_kuberay_crds(self.plane)
         self.plane.wait_for_crds()
         ray_job = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": name}, "spec": {}}
-        created = json.loads(self.kubectl("create", "-o", "json", "-f", "-", text=json.dumps(ray_job)))
-        return str(created["metadata"]["uid"])
+        return str(self.create(ray_job)["metadata"]["uid"])
 
     def create_warning(
         self, name: str, kind: str, about: str, reason: str, message: str, *, time: str | None = None
@@ -184,7 +188,7 @@ class Team:
             "message": message,
             "lastTimestamp": time or statuses.now(),
         }
-        self.kubectl("create", "-f", "-", text=json.dumps(event))
+        self.create(event)
 
     def create_ledger(self, job: dict[str, Any], **spec: Any) -> tuple[LedgerObject, Pod]:
         """Create the ledger of a job, and the pod of rank 0, which may write it. `spec`: other fields of its spec."""
@@ -197,7 +201,7 @@ class Team:
     def user(self, name: str, *rules: dict[str, Any]) -> Path:
         """The kubeconfig of a service account that has these rights in the namespace, and no others."""
         role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": name}}
-        self.kubectl("create", "-f", "-", text=json.dumps({**role, "rules": list(rules)}))
+        self.create({**role, "rules": list(rules)})
         return self._account(name, f"--role={name}")
 
     def member(self, role: str) -> Path:
@@ -205,7 +209,7 @@ class Team:
         return self._account(role, f"--clusterrole={role}")
 
     def _account(self, name: str, role: str) -> Path:
-        self.kubectl("create", "serviceaccount", name)
+        self.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}})
         self.kubectl("create", "rolebinding", name, role, f"--serviceaccount={self.namespace}:{name}")
-        token = self.kubectl("create", "token", name).strip()
+        token = self.plane.api.token(self.namespace, name)
         return self.plane.kubeconfig_of_token(f"{self.namespace}-{name}", token)

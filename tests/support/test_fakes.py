@@ -40,7 +40,7 @@ def test_a_simulated_ray_job_runs_and_charges_its_ledger(control_plane: ControlP
     harness.reconcile()
     status = harness.status()
     assert (status["phase"], status["privacy"]["stepsCharged"]) == ("Running", 5)
-    ray_job = harness.get("rayjob", "claims-triage-a1")
+    ray_job = harness.get("RayJob", "claims-triage-a1")
     assert ray_job is not None and ray_job["status"]["rayClusterName"] == "claims-triage-a1-x"
 
 

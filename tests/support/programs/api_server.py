@@ -145,6 +145,15 @@ class ApiServer:
 @asynccontextmanager
 async def connect(kubeconfig: Path) -> AsyncIterator[ApiServer]:
     """Connect as the user of a kubeconfig, who has either a client certificate or a token."""
+    url, context, headers = credentials(kubeconfig)
+    connector = aiohttp.TCPConnector(ssl=context, limit=0)
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
+        yield ApiServer(session, url)
+
+
+def credentials(kubeconfig: Path) -> tuple[str, ssl.SSLContext, dict[str, str]]:
+    """The URL of a kubeconfig's server, and the TLS context and the headers of its user."""
     config = yaml.safe_load(kubeconfig.read_text())
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
     context = ssl.create_default_context(cadata=base64.b64decode(cluster["certificate-authority-data"]).decode())
@@ -155,10 +164,7 @@ async def connect(kubeconfig: Path) -> AsyncIterator[ApiServer]:
             both.write(b"\n".join(pems))
             both.flush()
             context.load_cert_chain(both.name)
-    connector = aiohttp.TCPConnector(ssl=context, limit=0)
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
-        yield ApiServer(session, cluster["server"])
+    return cluster["server"], context, headers
 
 
 async def wait_for(condition: Condition, seconds: float) -> bool:

@@ -21,7 +21,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from cryptography import x509
@@ -32,6 +32,9 @@ from cryptography.x509.oid import NameOID
 from tests.support.programs import versions
 from tests.support.programs.gotools import is_built, program
 from tests.support.programs.processes import TIMEOUT_SECONDS, Processes
+
+if TYPE_CHECKING:
+    from tests.support.programs.api_requests import ApiRequests
 
 AUDITED = ("tensafe-system", "tensafe-other")
 """Namespaces whose service accounts' requests are in the audit log."""
@@ -191,6 +194,18 @@ class ControlPlane:
     ) -> subprocess.CompletedProcess[str]:
         """Run kubectl as a cluster administrator, or with another kubeconfig; `text` is its standard input."""
         return kubectl(kubeconfig or self.admin, *arguments, text=text, check=check)
+
+    @functools.cached_property
+    def api(self) -> ApiRequests:
+        """Requests of a cluster administrator."""
+        return self.api_as(self.admin)
+
+    @staticmethod
+    def api_as(kubeconfig: Path) -> ApiRequests:
+        """Requests with another kubeconfig."""
+        from tests.support.programs.api_requests import ApiRequests  # most tests that import this module send none
+
+        return ApiRequests(kubeconfig)
 
     def wait_for_crds(self) -> None:
         """Wait until every CRD that was applied is served."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,13 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
-from tensafe_api.resources.ledger import LedgerSpec
+from tensafe_api.resources.ledger import LEDGER_KIND, LedgerSpec
 from tensorguard.ledger.contract import Ledger, LedgerError
 from tensorguard.ledger.file import FileLedger
 from tensorguard.ledger.kubernetes import KubernetesLedger
 from tests.support.ledger_files import SPEC
 from tests.support.ledger_objects import LedgerObject, make_pod
+from tests.support.programs.api_server import RequestRejected
 from tests.support.programs.controlplane import ControlPlane
 
 _NUMBERS = itertools.count(1)
@@ -70,7 +70,7 @@ class KubernetesBackend:
         fields = spec.model_dump(by_alias=True, mode="json", exclude_none=True) | owner
         try:
             LedgerObject(self._plane, self._namespace, name=self._name, **fields)
-        except AssertionError as error:  # the operator creates ledgers, and the API server refuses a second one
+        except RequestRejected as error:  # the operator creates ledgers, and the API server refuses a second one
             raise LedgerError(str(error).replace("already exists", "exists already")) from error
         self._uid = self.object()["metadata"]["uid"]
         return self.open()
@@ -80,8 +80,9 @@ class KubernetesBackend:
 
     def object(self) -> dict[str, Any]:
         """The PrivacyLedger object."""
-        found = self._plane.kubectl("-n", self._namespace, "get", "privacyledger", self._name, "-o", "json")
-        return dict(json.loads(found.stdout))
+        found = self._plane.api.find(LEDGER_KIND, self._namespace, self._name)
+        assert found is not None
+        return found
 
 
 @pytest.fixture
