@@ -1,7 +1,7 @@
 """Single requests to the API server, for tests: plain JSON objects come in and go out.
 
-A kubectl for each request takes a tenth of a second of CPU time. Tests of what kubectl prints or converts start the real
-one (`ControlPlane.kubectl`).
+A kubectl for each request takes a tenth of a second of CPU time. Tests of what kubectl prints or converts start the
+real one (`ControlPlane.kubectl`).
 """
 
 from __future__ import annotations
