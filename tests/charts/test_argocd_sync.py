@@ -118,7 +118,7 @@ class Site:
         self.kubectl("patch", "tsj", name, "--type=merge", "-p", json.dumps({"spec": {"suspend": value}}))
 
     def set_ray_job_status(self, ray_job: str, status: Mapping[str, Any]) -> None:
-        blocking.write_ray_job_status(self.plane.admin, CLINIC, ray_job, status)
+        self.plane.api.patch("RayJob", CLINIC, ray_job, {"status": status}, "status")
 
     def worker(self, name: str) -> Pod:
         """Create the pod of rank 0 in a job's first attempt."""

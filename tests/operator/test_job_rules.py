@@ -20,6 +20,7 @@ pytestmark = pytest.mark.cluster
 
 MESSAGES = {rule.id: rule.message for rule in all_rules()}
 
+UNKNOWN_KINDS = [each for each, _ in INVALID_MANIFESTS if each.keys() & {"apiVersion", "kind"}]
 INVALID_JOBS = [each for each in INVALID_MANIFESTS if not each[0].keys() & {"apiVersion", "kind"}]
 
 
@@ -45,6 +46,12 @@ def test_rule_refuses_wrong_values_and_accepts_right_ones(example: RuleExample, 
 @pytest.mark.parametrize("changes", MORE_REJECTED, ids=str)
 def test_further_wrong_values_are_refused(changes: dict[str, Any], control_plane: ControlPlane) -> None:
     assert apply(control_plane, changed(MINIMAL, changes))
+
+
+@pytest.mark.parametrize("changes", UNKNOWN_KINDS, ids=str)
+def test_unknown_kind_is_refused_by_kubectl(changes: dict[str, Any], control_plane: ControlPlane) -> None:
+    text = json.dumps(changed(MINIMAL, changes))
+    assert control_plane.kubectl("apply", "--dry-run=server", "-f", "-", text=text, check=False).returncode
 
 
 @pytest.mark.parametrize(("changes", "sentence"), INVALID_JOBS, ids=[str(changes) for changes, _ in INVALID_JOBS])

@@ -134,7 +134,7 @@ class JobHarness:
 
     def set_ray_job_status(self, status: Mapping[str, Any], name: str = "claims-triage-a1") -> None:
         """Write a RayJob's status as KubeRay does (see `tests.support.fakes.statuses`)."""
-        blocking.write_ray_job_status(self.plane.admin, self.namespace, name, status)
+        self.plane.api.patch("RayJob", self.namespace, name, {"status": status}, "status")
 
     def create_worker_pod(self, attempt: int = 1) -> Pod:
         """Create the pod of rank 0, with the service account that the job names. It is ready."""
