@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 RECORD = "w1 "
-STEPS = 150
+STEPS = 60
 SCRIPT = """
 import sys
 from tensorguard.distributed import DistributedDPConfig, TenSafeTrainer, TenSafeTrainingConfig

@@ -62,6 +62,8 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    # Ray Train would start a process that asks whether the cloud takes back one of the cluster's machines.
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         # A process that has used Ray before, as a notebook may, keeps the token of that cluster, and would send it.
