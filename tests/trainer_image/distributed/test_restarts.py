@@ -49,7 +49,7 @@ def test_run_continues_after_a_killed_worker_and_after_sigterm(tmp_path: Path) -
     config = TenSafeTrainingConfig(
         model_name=str(tmp_path / "model"),
         num_labels=2,
-        num_epochs=6,
+        num_epochs=30,
         per_device_batch_size=5,
         gradient_accumulation_steps=2,
         max_seq_length=16,
@@ -86,16 +86,16 @@ def test_run_continues_after_a_killed_worker_and_after_sigterm(tmp_path: Path) -
     result = TenSafeTrainer(config, callbacks).fit(records(240), resume_from_checkpoint=published.uri)
     assert first_step.first == published.step + 1
     assert first_step.spent > 0
-    assert result.phase == "Succeeded" and result.metrics["steps"] == 60
+    assert result.phase == "Succeeded" and result.metrics["steps"] == 300
     charged = FileLedger(run_folder).read().steps_charged
-    assert charged >= 60 + ledger.steps_recharged
+    assert charged >= 300 + ledger.steps_recharged
 
     board = EventAccumulator(str(tmp_path / "board"), size_guidance={"scalars": 0})
     board.Reload()
     steps = board.Scalars("train/global_step")
     assert [event.step for event in steps] == list(range(1, len(steps) + 1))
-    assert {event.value for event in steps} == set(range(1, 61))
-    assert len(steps) > 60, "steps that ran again are there twice"
+    assert {event.value for event in steps} == set(range(1, 301))
+    assert len(steps) > 300, "steps that ran again are there twice"
     assert board.Scalars("dp/steps_charged")[-1].value == charged
     assert board.Scalars("dp/epsilon")[-1].value == pytest.approx(result.metrics["dp_epsilon"], abs=1e-3)
     assert board.Tensors("statement/text_summary")

@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 RECORD = "w1 "
-STEPS = 60
+STEPS = 150
 SCRIPT = """
 import sys
 from tensorguard.distributed import DistributedDPConfig, TenSafeTrainer, TenSafeTrainingConfig

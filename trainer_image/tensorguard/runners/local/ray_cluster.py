@@ -62,7 +62,7 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    # Ray Train would start a process that asks whether the cloud takes back one of the cluster's machines.
+    # A process of Ray Train that watches for nodes which a cloud preempts. This cluster is one machine.
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
